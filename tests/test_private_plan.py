@@ -1,5 +1,8 @@
 """The plan says everything once, and what it gives away costs what it says."""
 
+import contextlib
+import itertools
+
 import dp_accounting
 import keras
 import numpy as np
@@ -7,8 +10,18 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
+from tfdp_rec.callbacks import TrainingCheckpoint
 from tfdp_rec.optimizers import Preselection
-from tfdp_rec.privacy import Accountant, BrokenLedger, Ledger, PoissonSampling, Snapshot
+from tfdp_rec.privacy import (
+    Accountant,
+    BrokenLedger,
+    FixedOrder,
+    Ledger,
+    PoissonSampling,
+    ShuffledEpochs,
+    Snapshot,
+    optimised_correlation,
+)  # fmt: skip
 from tfdp_rec.spending.entries import Entry
 from tfdp_rec.spending.ledger import read
 
@@ -220,3 +233,115 @@ def test_a_model_that_was_compiled_before_is_followed_whole():
         (3.0, 3),
         (plan.noise_multiplier, 4),
     ]
+
+
+# Outside `fit`
+
+
+def shuffled_plan(steps=20, **options):
+    sampling = ShuffledEpochs(num_units=40, expected_batch_size=4)
+    return tfdp_rec.PrivatePlan(sampling=sampling, epsilon=3.0, delta=1e-3, steps=steps, accountant="rdp", **options)
+
+
+def planned(steps=12):
+    order = FixedOrder(num_units=40, expected_batch_size=4)
+    options = {"epsilon": 3.0, "delta": 1e-3, "accountant": "rdp", "correlation": optimised_correlation(steps, 10)}
+    return tfdp_rec.PrivatePlan(sampling=order, steps=steps, **options)
+
+
+def train(model, batches):
+    for drawn in batches:
+        model.train_on_batch(drawn)
+
+
+def refused_anew():
+    return pytest.raises(tfdp_rec.NotPrivate, match="begins another iteration of batches, or another plan of noise")
+
+
+def test_a_plan_for_shuffled_data_pays_for_one_iteration_in_loops_by_hand():
+    """Each iteration begins an epoch: 50 steps in five of them were 4.33 under a plan of 3."""
+    plan = shuffled_plan()
+    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    drawn = iter(plan.batches(fetch))
+    train(model, itertools.islice(drawn, 5))
+    with refused_anew():
+        train(model, plan.batches(fetch).take(1))
+    train(model, itertools.islice(drawn, 2))
+    for steps in (3, 10):  # a budget prices the second iteration, and refuses a third one
+        with contextlib.nullcontext() if steps == 3 else pytest.raises(ValueError, match="would exceed the budget"):
+            model.fit(plan.batches(fetch), steps_per_epoch=steps, verbose=0, callbacks=[plan.budget()])
+    for batches in (drawn, iter(plan.batches(fetch))):
+        with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
+            model.train_on_batch(next(batches))
+    assert plan.accountant.steps == 10 and 2.9 < plan.accountant.epsilon() <= 3.0
+
+
+def test_an_iteration_of_shuffled_batches_is_trained_on_to_its_end_by_hand():
+    plan = shuffled_plan()
+    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    train(model, plan.batches(fetch).take(20))
+    with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
+        train(model, plan.batches(fetch).take(1))
+    assert plan.accountant.steps == 20 and 2.9 < plan.accountant.epsilon() <= 3.0
+
+
+def test_two_models_of_a_plan_do_not_both_begin_an_iteration_by_hand():
+    plan = shuffled_plan()
+    first, second = (model_of(tfdp_rec.DPSGD(0.01, plan=plan)) for _ in range(2))
+    train(first, plan.batches(fetch).take(2))
+    with refused_anew():
+        train(second, plan.batches(fetch).take(1))
+
+
+def test_iterations_by_hand_are_free_where_they_cost_nothing():
+    plan = plan_of()
+    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    for _ in range(3):
+        train(model, plan.batches(fetch).take(5))
+    assert plan.accountant.steps == 15 and plan.accountant.epsilon() <= 2.0
+
+
+@pytest.mark.parametrize("kind", [tfdp_rec.DPFTRL, tfdp_rec.LazyDPFTRL])
+def test_a_plan_of_correlated_noise_is_begun_once_in_loops_by_hand(tmp_path, kind):
+    """A loaded model begins its noise anew, at the whole price: five steps four times were 7.22 under a plan of 3."""
+    plan = planned()
+    model = model_of(kind(0.01, plan=plan))
+    train(model, plan.batches(fetch).take(3))
+    train(model, plan.batches(fetch, position=3).take(2))  # goes on
+    model.optimizer.noise_multiplier = 1.1 * plan.noise_multiplier  # is no plan of its own either
+    train(model, plan.batches(fetch, position=5).take(1))
+    model.save_weights(tmp_path / "model.weights.h5")
+    model.load_weights(tmp_path / "model.weights.h5")
+    with refused_anew():
+        train(model, plan.batches(fetch).take(1))
+    assert plan.accountant.steps == 6 and 2.9 < plan.accountant.epsilon() <= 3.0
+
+
+def test_of_several_models_with_one_plan_of_correlated_noise_one_is_trained_by_hand():
+    plan = planned()
+    first, second = (model_of(tfdp_rec.DPFTRL(0.01, plan=plan)) for _ in range(2))
+    train(first, plan.batches(fetch).take(1))
+    with refused_anew():
+        train(second, plan.batches(fetch).take(1))
+    train(first, plan.batches(fetch, position=1).take(11))
+    assert plan.accountant.steps == 12 and plan.accountant.epsilon() <= 3.0
+
+
+def test_a_resumed_plan_of_correlated_noise_goes_on_in_fit(tmp_path):
+    """Two parts that go on from one checkpoint cost two plans: which of them may go on, a budget finds out."""
+    first = model_of(tfdp_rec.DPFTRL(0.01, plan=planned()))
+    checkpoint, plan = TrainingCheckpoint(tmp_path), first.optimizer.plan
+    first.fit(plan.batches(fetch), steps_per_epoch=4, verbose=0, callbacks=[checkpoint])
+    plan = planned()
+    model = model_of(tfdp_rec.DPFTRL(0.01, plan=plan))
+    model.prepare(fetch(range(4)))
+    checkpoint = TrainingCheckpoint(tmp_path)
+    assert checkpoint.resume(model).step == 4
+    budget = plan.budget()
+    batches = plan.batches(fetch, position=4)
+    model.fit(batches, steps_per_epoch=4, epochs=2, verbose=0, callbacks=[budget, checkpoint])
+    assert plan.accountant.steps == 8 and plan.accountant.epsilon() <= 3.0
+    with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
+        train(model, plan.batches(fetch, position=8).take(1))
+    model.fit(plan.batches(fetch, position=8), steps_per_epoch=4, verbose=0, callbacks=[plan.budget()])
+    assert plan.accountant.steps == 12 and plan.accountant.epsilon() <= 3.0

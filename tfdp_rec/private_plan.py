@@ -262,9 +262,20 @@ class PrivatePlan:
         # With a ledger there are no steps outside: the budget pays for steps before they are made. Nor are there once
         # a step costs more than was planned: their number is then no bound on ε.
         if self._limited != Changes.made:
-            none = self._payer.payments or self._dearer or self._spends_besides()
-            self._limit.set_left(0 if none else max(0, self._before + self.steps - self._payer.steps))
+            begun = self._left_to_begin()
+            none = self._payer.payments or self._dearer or self._spends_besides() or (begun or 0) < 0
+            steps = 0 if none else max(0, self._before + self.steps - self._payer.steps)
+            self._limit.set_left(steps, None if begun is None else max(0, begun))
             self._limited = Changes.made
+
+    def _left_to_begin(self) -> int | None:
+        """How many more iterations, or plans of correlated noise, the planned ε holds; None where they cost nothing."""
+        event = self.make_event(self.noise_multiplier)
+        if isinstance(event, PlannedDpEvent):
+            made = [entry.event for entry in self._payer.carried]
+            return 1 - len({(each.plan, each.part) for each in made if isinstance(each, PlannedDpEvent)})
+        one, two = (self.sampling.compose_history([(event, self.steps)], restarts) for restarts in (0, 1))
+        return None if one == two else 1 - self._payer.begun
 
     def _spends_besides(self) -> bool:
         """Whether the models have spent what the plan does not know, such as the history of other weights."""

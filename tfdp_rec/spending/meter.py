@@ -53,6 +53,11 @@ _REPRICED = (
     "counted for it. Restore with load_model, load_weights or TrainingCheckpoint, or confirm the "
     "noise: optimizer.noise_multiplier = optimizer.noise_multiplier.\n"
 )
+_ANEW = (
+    "Refused batch: it begins another iteration of batches, or another plan of noise, than the one that the plan of "
+    "the optimizer pays for. Train in fit with plan.budget(), which stops before epsilon is exceeded; or, in a loop by "
+    "hand, take all batches from one iterator, iter(plan.batches(fetch)), for one model that is not loaded between.\n"
+)
 _BEGUN = (
     "Refused batch: it begins another iteration of the batches than PrivacyBudget planned for in this fit, and may "
     "cost as much as an epoch. Train on it in a fit of its own; for batches that end, leave out steps_per_epoch.\n"
@@ -99,6 +104,7 @@ class Meter:
         limit = getattr(optimizer, "step_limit", None)
         if limit is not None:
             checks.append((limit.takes_one(), _NO_MORE))
+            checks.append((limit.begins(_begins_anew(optimizer, begins)), _ANEW))
         gate = demand_all(*checks)
         # The increment is computed from the gate: without the gate there is no count, whatever rewrites the graph.
         with tf.control_dependencies(gate):
@@ -382,10 +388,11 @@ class Counter:
 
 
 class StepLimit:
-    """A number of steps that several optimizers may make together."""
+    """A number of steps, and of beginnings that cost anew, that several optimizers may make together."""
 
     def __init__(self, most: int):
         self.made, self.most = _number(0), _number(most)
+        self.begun, self.most_begun = _number(0), _number(_NO_LIMIT)
 
     def takes_one(self) -> tf.Tensor:
         """Counts one step; whether it is within the limit."""
@@ -393,9 +400,21 @@ class StepLimit:
         with tf.control_dependencies([self.made.assign_add(1)]):
             return self.made.read_value() <= self.most
 
-    def set_left(self, steps: int | None) -> None:
-        """Sets the number of further steps; None for no limit."""
+    def begins(self, number: tf.Tensor) -> tf.Tensor:
+        """Counts a step that begins anew `number` times; whether it is within the limit, as one that goes on is."""
+        with tf.control_dependencies([self.begun.assign_add(number)]):
+            return tf.equal(number, 0) | (self.begun.read_value() <= self.most_begun)
+
+    def set_left(self, steps: int | None, begun: int | None = None) -> None:
+        """Sets the number of further steps, and of further beginnings; None for no limit."""
         self.most.assign(_NO_LIMIT if steps is None else self.made + steps)
+        self.most_begun.assign(_NO_LIMIT if begun is None else self.begun + begun)
+
+
+def _begins_anew(optimizer: Any, begins: tf.Tensor) -> tf.Tensor:
+    # How often a step begins what costs anew: a stretch of draws, or the process's part of a plan of correlated noise.
+    course = getattr(optimizer, "course", None)
+    return begins if course is None else tf.cast(tf.equal(course.made, course.variables["start"]), tf.int64)
 
 
 def meters_of(variable: keras.Variable) -> list[Meter]:
