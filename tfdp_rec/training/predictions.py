@@ -10,18 +10,7 @@ from tfdp_rec.clipping.step_reading import StepReading
 
 
 def predictions_by_row(model: Any, spec: Any) -> Any:
-    """A traced function from a batch of inputs to the model's predictions at `training=False`.
-
-    Args:
-        model: Model that trains privately.
-        spec: Specs of a batch of inputs.
-
-    Returns:
-        A concrete function. The model's weights are read when it is called.
-
-    Raises:
-        NotPrivate: A prediction may depend on other rows of the batch, or on batches before it.
-    """
+    """A traced function from inputs to the model's predictions; refused if one may depend on other rows or batches."""
 
     # Not by way of `predict`: what is read is what is run.
     @tf.function(autograph=False)
