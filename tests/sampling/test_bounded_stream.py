@@ -224,6 +224,24 @@ def test_a_training_on_a_stream_costs_its_plan_once():
     assert "each user in at most 4 steps, at least 5 apart" in said and "zero-out" in said
 
 
+def test_a_plan_does_not_go_on_with_a_stream_that_knows_no_seats_of_it():
+    """Another object of equal settings would seat each user as often again, in steps that are as near as may be."""
+    model = model_of()
+
+    def fit(of, steps):
+        accountant = Accountant(model.optimizer.dp_event(), of, delta=1e-3, accountant="rdp")
+        batches = of.batches(events_of(USERS), "user", position=model.optimizer.position, map=labelled)
+        model.fit(batches, steps_per_epoch=steps, verbose=0, callbacks=[PrivacyBudget(accountant, 50.0)])
+
+    first = stream()
+    fit(first, 3)
+    with pytest.raises(tfdp_rec.NotPrivate, match="begun with another BoundedStream"):
+        fit(stream(), 3)
+    assert model.optimizer.position == 3
+    fit(first, 3)
+    assert model.optimizer.position == 6
+
+
 def test_a_stream_trains_with_independent_noise_to_its_end():
     of, model = stream(), model_of(tfdp_rec.DPSGD)
     accountant = Accountant(model.optimizer.dp_event(), of, delta=1e-3, accountant="rdp")

@@ -46,6 +46,7 @@ from tfdp_rec.optimizers.dp_sgd import DPSGD
 from tfdp_rec.optimizers.tables import Operations, after, assigned, scatter
 from tfdp_rec.pricing.correlated_noise import BufferedToeplitz, Correlation
 from tfdp_rec.pricing.events import PlannedDpEvent
+from tfdp_rec.sampling.bounded_stream import BoundedStream
 from tfdp_rec.sampling.orders import Order
 from tfdp_rec.sampling.sampling_proof import Source
 
@@ -196,8 +197,8 @@ class Course:
     def __init__(self, steps: int):
         self._steps, self._within = steps, False
         with tf.init_scope(), tf.device("CPU:0"):
-            several = [tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(7)]
-        self.made, self._plan, self._order, self._unfinished, self._part, self._after, self._start = several
+            several = [tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(8)]
+        self.made, self._plan, self._order, self._unfinished, self._part, self._after, self._start, self._seats = several
         self.restart()
 
     def restart(self) -> None:
@@ -205,12 +206,14 @@ class Course:
         new = 0, secrets.randbits(62), _NO_ORDER_YET, 0, secrets.randbits(62), 0, 0
         for variable, value in zip(self.variables.values(), new, strict=True):
             variable.assign(value)
+        self._seats.assign(_NO_SEATS_YET)
 
     def go_on(self) -> None:
         """From a training checkpoint, which others may go on from as well."""
         self._after.assign(self._part)
         self._part.assign(secrets.randbits(62))
         self._start.assign(self.made)
+        self._seats.assign(_NO_SEATS_YET)  # another process seats the same events anew
 
     @property
     def whereabouts(self) -> tuple[str, str, str, int]:
@@ -228,7 +231,8 @@ class Course:
         """Conditions for a step on a batch of this source."""
         known = (self._order == _NO_ORDER_YET) | (self._order == _number_of(source))
         left = self.made < self._steps, _PLAN_IS_OVER
-        return [self._nothing_unfinished(), left, (known, _OTHER_ORDER), *self._turn(source)]
+        same = (self._seats == _NO_SEATS_YET) | (self._seats == _seats_of(source))
+        return [self._nothing_unfinished(), left, (known, _OTHER_ORDER), (same, _OTHER_SEATS), *self._turn(source)]
 
     def _turn(self, source: Source) -> list[Check]:
         """A unit's steps are apart as planned if every batch of the order comes when it is its turn."""
@@ -240,7 +244,8 @@ class Course:
     def count(self, source: Source) -> Operations:
         """A step begins, on a batch from there."""
         order = tf.constant(_number_of(source), tf.int64)
-        return assigned(self.made, self.made + 1) + assigned(self._order, order)
+        seats = tf.constant(_seats_of(source), tf.int64)
+        return assigned(self.made, self.made + 1) + assigned(self._order, order) + assigned(self._seats, seats)
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
@@ -277,11 +282,18 @@ class Course:
 
 
 _NO_ORDER_YET, _NO_ORDER = 0, 1
+_NO_SEATS_YET = 0
 
 
 def _number_of(source: Source) -> int:
     """Number of the order of a batch; `_NO_ORDER` for other batches."""
     return source.sampling.fingerprint if isinstance(source.sampling, Order) else _NO_ORDER
+
+
+def _seats_of(source: Source) -> int:
+    """Number of the object that knows which units had seats; one for all orders in which a unit's place is its own."""
+    # Another stream of equal settings would seat a unit as often again.
+    return 2 + int(source.sampling.name[:15], 16) if isinstance(source.sampling, BoundedStream) else 1
 
 
 _NOT_ITS_TURN = "Refused batch: the plan of the noise is at batch "
@@ -292,6 +304,10 @@ _POSITION = (
 _OTHER_ORDER = (
     "Refused batch: the plan of the noise was begun on data of another order, or of none that is known: a unit could "
     "be in steps that are nearer than planned. Train on one order throughout, or save and load the model: a new plan.\n"
+)
+_OTHER_SEATS = (
+    "Refused batch: the plan of the noise was begun with another BoundedStream, which knows how often each unit was "
+    "seated. Go on with that object; further events are its next_part.\n"
 )
 _PLAN_IS_OVER = (
     "Refused batch: all steps that the noise was planned for are made. To go on, save the model and load it: it begins "
