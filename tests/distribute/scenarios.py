@@ -275,8 +275,8 @@ def linear_trainer(cluster, name, expected_batch, directory=None, **given):
 def noises(steps):
     """Of each step for each row, `[steps, rows, width]`."""
     one = lambda step: KeyedNoise(3).normal(0, tf.range(2 * SIDE, dtype=tf.int64), step, WIDTH)  # noqa: E731
-    draw = tf.function(lambda n: tf.map_fn(one, n, fn_output_signature=tf.float32), autograph=False)
-    return draw(tf.range(steps, dtype=tf.int64)).numpy().astype("float64")
+    draw = tf.function(lambda n: tf.map_fn(one, n, fn_output_signature=tf.float64), autograph=False)
+    return draw(tf.range(steps, dtype=tf.int64)).numpy()
 
 
 def states(name, steps):
