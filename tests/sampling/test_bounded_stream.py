@@ -133,6 +133,19 @@ def test_other_events_than_before_are_refused():
     assert seated(of, USERS[::-1])
 
 
+def test_a_part_that_was_under_way_when_it_was_saved_goes_on_with_its_own_events_alone(tmp_path):
+    """Next day's events in their place would be seated as if the users of this part had never had a seat."""
+    of, again = stream(), stream()
+    expected = seated(of, USERS)
+    of.save(tmp_path / "stream.npz")
+    again.load(tmp_path / "stream.npz")
+    with pytest.raises(tfdp_rec.NotPrivate, match="not the one that was handed out before"), refusals_in_words():
+        seated(again, USERS[::-1], position=20)
+    assert seated(again, USERS, position=20) == expected[20:]
+    again.next_part(50)  # also of a part that another process has handed out
+    assert seated(again, USERS[::-1])
+
+
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [

@@ -16,6 +16,7 @@ seated again and left out. The events of the next day are the next *part*: `next
 
 from __future__ import annotations
 
+import hashlib
 import itertools
 import numbers
 import zlib
@@ -167,11 +168,12 @@ class BoundedStream(Order):
                 "Refused batch: next_part or load was called after this iteration of the stream began: a unit could be "
                 "in steps that are nearer than planned. Iterate over batches(events, user) of the present part."
             )
-        number, checksum = place - self._begin.batches, hash(repr(users))  # hashes of -1 and -2 alone are equal
+        number, checksum = place - self._begin.batches, _checksum(users)
         if number == len(part):
             part.append(checksum)
+        if seats.batches > self._furthest.batches and part[number] == checksum:
             self._furthest = seats
-        elif part[number] != checksum:
+        if part[number] != checksum:
             raise NotPrivate(
                 f"Refused batch: batch {place} of the stream is not the one that was handed out before: a unit could "
                 "be in steps that are nearer than planned. Give the same events again, or, for those that come after "
@@ -194,16 +196,22 @@ class BoundedStream(Order):
         self._handed_out = []
 
     def save(self, path: str) -> None:
-        """Writes the seats taken before this part to `path`, for another process; readable by its owner alone."""
+        """Writes the seats taken before this part to `path`, for another process; readable by its owner alone.
+
+        The other process goes on with the same events, by `position=`, or with those that come after them if
+        `next_part` was called before `save`. Others are refused.
+        """
         with writing(path, "wb", private=True) as file:
-            self._begin.save(file)
+            self._begin.save(file, handed_out=np.array(self._handed_out, np.uint64))
 
     def load(self, path: str) -> None:
         """Reads the seats that another process saved to `path`; to be called before the first batch."""
         if self._handed_out or self._begin.batches:
             raise ValueError("load belongs before the first batch: this stream has handed out some already.")
         self._begin.load(path)
-        self._furthest, self._handed_out = self._begin, []
+        with np.load(path, allow_pickle=False) as held:  # older files do not say
+            handed_out = held["handed_out"].tolist() if "handed_out" in held else []
+        self._furthest, self._handed_out = self._begin, handed_out
 
     def compose_independent(self, runs: Sequence[Run], restarts: int) -> DpEvent:
         """A unit's participations, charged where noise is least."""
@@ -269,8 +277,8 @@ class Seats:
         other._last, other._count = self._last.copy(), self._count.copy()
         return other
 
-    def save(self, file: Any) -> None:
-        """Writes the seats into an open file."""
+    def save(self, file: Any, **others: NDArray[Any]) -> None:
+        """Writes the seats, and other arrays, into an open file."""
         size, users = len(self._numbers), list(self._numbers)
         # NumPy drops zeros from the ends of texts and bytes: a mark behind each keeps b"a\0" and b"a" apart.
         kind = _kind(users[0]) if users else int
@@ -280,7 +288,7 @@ class Seats:
         else:  # NumPy's own choice for numbers below and above 2^63 is float64, which makes neighbours equal
             kept = np.array([int(user) for user in users], np.uint64 if min(users, default=0) >= 0 else np.int64)
         last, count = self._last[:size], self._count[:size]
-        np.savez(file, users=kept, marked=mark is not None, last=last, count=count, batches=self.batches)
+        np.savez(file, users=kept, marked=mark is not None, last=last, count=count, batches=self.batches, **others)
 
     def load(self, path: str) -> None:
         """Reads a file that `save` wrote; refuses one that is incomplete, or in which two users are equal."""
@@ -294,6 +302,11 @@ class Seats:
         if len(self._numbers) != len(users) or rounded:
             raise ValueError(f"{path} holds users whose names were cut off or rounded: its seats are not known.")
         self._last, self._count, self.batches = last, count, int(batches)
+
+
+def _checksum(users: list[Any]) -> int:
+    """A number by which other processes, too, know the units of a batch again."""
+    return int.from_bytes(hashlib.blake2b(repr(users).encode("utf-8", "surrogatepass"), digest_size=8).digest(), "big")
 
 
 def _kind(user: Any) -> type | None:
