@@ -197,8 +197,8 @@ class Course:
     def __init__(self, steps: int):
         self._steps, self._within = steps, False
         with tf.init_scope(), tf.device("CPU:0"):
-            several = [tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(8)]
-        self.made, self._plan, self._order, self._unfinished, self._part, self._after, self._start, self._seats = several
+            *several, self._seats = [tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(8)]
+        self.made, self._plan, self._order, self._unfinished, self._part, self._after, self._start = several
         self.restart()
 
     def restart(self) -> None:

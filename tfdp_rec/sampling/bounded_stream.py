@@ -288,7 +288,8 @@ class Seats:
         else:  # NumPy's own choice for numbers below and above 2^63 is float64, which makes neighbours equal
             kept = np.array([int(user) for user in users], np.uint64 if min(users, default=0) >= 0 else np.int64)
         last, count = self._last[:size], self._count[:size]
-        np.savez(file, users=kept, marked=mark is not None, last=last, count=count, batches=self.batches, **others)
+        arrays: dict[str, Any] = {"users": kept, "marked": mark is not None, "last": last, "count": count, **others}
+        np.savez(file, **arrays, batches=self.batches)
 
     def load(self, path: str) -> None:
         """Reads a file that `save` wrote; refuses one that is incomplete, or in which two users are equal."""
