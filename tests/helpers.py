@@ -184,8 +184,8 @@ class Seeded(NoiseSource):
 
     def unit(self, request):
         size = request.draws * request.width
-        draw = lambda n: self.generator.standard_normal((int(n), size)).astype("float32")  # noqa: E731
-        return tf.numpy_function(draw, [tf.size(request.rows)], tf.float32)
+        draw = lambda n: self.generator.standard_normal((int(n), size))  # noqa: E731
+        return tf.numpy_function(draw, [tf.size(request.rows)], tf.float64)
 
 
 def of_this_machine(*folders):

@@ -39,6 +39,13 @@ def test_sums_are_rounded_to_the_nearest_step_once():
     assert met(noise, [x], grid).numpy().tolist() == [1 + 2.0**-10, 2.0**-10, -5.0]
 
 
+def test_float32_noise_is_refused():
+    with pytest.raises(TypeError, match="must give float64, got float32"):
+        met(tf.zeros([1]), [tf.zeros([1])], grid_of(1.0))
+    with pytest.raises(TypeError, match="must give float64"):
+        asked(1, 2).scaled(tf.zeros([2]))
+
+
 def asked(rows, width, scale=0.3, fill=0.1):
     x = tf.fill([rows, width], np.float32(fill))
     return Request(0, tf.range(rows, dtype=tf.int64), width, tf.constant(scale), (x,), grid_of(tf.constant(scale)))
@@ -129,3 +136,89 @@ def test_released_weights_stand_on_a_grid_that_no_data_decide(kind, secure):
                 continue  # what is no table moves by functions of what was released
             steps = np.asarray(weights, np.float64) / grid
             assert (steps == np.round(steps)).all() and (steps[0] != 0).any()
+
+
+# What a hostile reader found in lazy mechanisms.
+
+
+def step(optimizer, table, ids, gradient=0.0):
+    ids = tf.constant(ids, tf.int64)
+    optimizer.before_read(table, ids)
+    slices = tf.IndexedSlices(tf.fill([len(ids), table.shape[1]], np.float32(gradient)), ids)
+    optimizer.apply(ClippedSum({table.path: slices}, tf.zeros([1]), tf.constant(1.0), tf.zeros([1])))
+
+
+def table_and(make, rate=0.5, start=0.0, width=500, **options):
+    table = keras.Variable(np.full([4, width], start, "float32"), name="table")
+    optimizer = make(rate, **{**BASICS, **options})
+    optimizer.build([table], {table.path: None})
+    return table, optimizer
+
+
+@pytest.mark.parametrize("make", [tfdp_rec.LazyDPSGD, tfdp_rec.LazyDPFTRL])
+@pytest.mark.parametrize("nesterov", [False, True])
+def test_one_owed_step_of_momentum_is_a_step(make, nesterov):
+    """A row that was read moves by its velocity; one that was not moved by a little more, the root of an error."""
+    plan = {"correlation": PLAN} if make is tfdp_rec.LazyDPFTRL else {}
+    table, optimizer = table_and(make, momentum=0.9, nesterov=nesterov, **plan)
+    for _ in range(3):
+        before = [np.asarray(each, np.float64) for each in optimizer.tables[table.path]._kept]
+        step(optimizer, table, [0])
+        optimizer.settle()
+        after = [np.asarray(each, np.float64) for each in optimizer.tables[table.path]._kept]
+        velocity, move = after[1], after[1] - 0.9 * before[1]
+        expected = 0.9 * velocity + move if nesterov else velocity
+        off = np.abs(after[0] - before[0] - expected) / (0.5 * float(grid_of(0.25)))
+        assert (off <= 0.5 + (1.0 if nesterov else 0.5)).all(), off.max(axis=1)  # and velocities are float32
+
+
+@pytest.mark.parametrize("make", [tfdp_rec.LazyDPSGD, tfdp_rec.LazyDPFTRL])
+def test_momentum_does_not_move_rows_without_noise(make):
+    plan = {"correlation": PLAN} if make is tfdp_rec.LazyDPFTRL else {}
+    table, optimizer = table_and(make, momentum=0.9, **plan)
+    step(optimizer, table, [0])
+    optimizer.settle()  # the velocity outlives a release
+    for rate in (0.0, 1e-8):
+        optimizer.learning_rate = rate
+        with pytest.raises(Exception, match="momentum still moves the weights"):
+            step(optimizer, table, [0])
+    optimizer.learning_rate = 1e-5
+    step(optimizer, table, [0])
+    still, optimizer = table_and(make, **plan)
+    for rate in (0.5, 0.0):
+        optimizer.learning_rate = rate
+        step(optimizer, still, [0])  # nothing moves
+    optimizer.settle()
+
+
+def test_decay_is_the_same_for_rows_that_are_read_and_others():
+    """In float32 what decay leaves was off by up to 2⁻²⁵: a shift of all of a row's weights, beside the clip."""
+    table, optimizer = table_and(
+        tfdp_rec.LazyDPSGD, 0.1, start=0.999, width=1_000_000, weight_decay=1e-6, noise_multiplier=4e-5
+    )
+    step(optimizer, table, [0])
+    optimizer.settle()
+    read, *others = np.asarray(table, np.float64).mean(axis=1) - np.float64(np.float32(0.999))
+    assert max(abs(each + 0.999e-7) for each in (read, *others)) < 8e-9  # eight deviations of their means
+
+
+def test_of_models_that_share_a_table_the_coarsest_grid_comes_last():
+    """The finest came last if its model was compiled last, and rows of its last batch stood on the coarse grid."""
+    table = keras.layers.Embedding(64, 128, embeddings_initializer="zeros", name="items")
+
+    def model(rate):
+        ids = keras.Input([1], dtype="int64")
+        made = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
+        optimizer = tfdp_rec.LazyDPSGD(rate, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8.0)
+        made.compile(optimizer, loss="mse")
+        return made
+
+    x, y = np.arange(8)[:, None], np.ones([8, 1], "float32")
+    for rates in ((0.5, 0.25), (0.25, 0.5)):
+        one, other = map(model, rates)
+        for each in (one, other):
+            each.prepare((x, y))
+        for each in (one, other, one):
+            each.train_on_batch(x, y)
+        steps = np.float64(table.get_weights()[0]) / float(grid_of(0.5 / 8))
+        assert (steps == np.round(steps)).all()

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp_rec.noise.meeting import met
+from tfdp_rec.noise.meeting import fine, met
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +61,7 @@ class Request:
 
     def scaled(self, unit: tf.Tensor) -> tf.Tensor:
         """Unit Gaussians, so many as were asked for, in any shape, as the answer to the request."""
-        shaped = tf.reshape(tf.cast(unit, tf.float64), [-1, self.draws, self.width])
+        shaped = tf.reshape(fine(unit), [-1, self.draws, self.width])
         if self.scale is None:
             return shaped
         scale = tf.cast(self.scale, tf.float64)

@@ -36,4 +36,11 @@ def on_grid(values: tf.Tensor, grid: tf.Tensor | None) -> tf.Tensor:
 
 def met(noise: tf.Tensor, onto: Sequence[tf.Tensor], grid: tf.Tensor | None) -> tf.Tensor:
     """The sum of noise and of what it is added to, on the grid; float64 without one."""
-    return on_grid(tf.add_n([tf.cast(noise, tf.float64), *(tf.cast(x, tf.float64) for x in onto)]), grid)
+    return on_grid(tf.add_n([fine(noise), *(tf.cast(x, tf.float64) for x in onto)]), grid)
+
+
+def fine(noise: tf.Tensor) -> tf.Tensor:
+    """Noise in float64, or a `TypeError`: float32 has too few values for its sum with data to hide them."""
+    if noise.dtype != tf.float64:
+        raise TypeError(f"A noise source must give float64, got {noise.dtype.name}: its last bits would be the data's.")
+    return noise

@@ -467,6 +467,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         """As `settle`, as operations of the present graph."""
 
     @property
+    def coarseness(self) -> float:
+        """How coarse the grid is that settling rounds all rows to, for ordering: the coarsest of a table comes last."""
+        return 0.0
+
+    @property
     def cut_short(self) -> bool:
         """Whether a step or payment was cut short so that nothing can be settled: weights can only be replaced."""
         return False

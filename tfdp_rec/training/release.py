@@ -153,6 +153,7 @@ class ReleaseGuard:
     def settle(self) -> None:
         """Applies all noise that is owed to the tables, and calls the listeners of all models that train them."""
         releases: dict[int, ReleaseGuard] = {id(self): self}
+        self._settle_coarsest_last()
         for variable in self._guarded:
             debts = guarded(variable)
             debts.settle()
@@ -160,6 +161,22 @@ class ReleaseGuard:
         for release in releases.values():
             for listener in release.listeners:
                 listener()
+
+    def _settle_coarsest_last(self) -> None:
+        """Settles all optimizers that reach these tables, directly or by a table that they share."""
+        # Each rounds all rows to its own grid. Were the finest last, rows that owe it nothing would show by theirs.
+        found: dict[int, PrivateOptimizer] = {}
+        tables = list(self._guarded)
+        for variable in tables:
+            for release in guarded(variable).releases:
+                release.refuse_other_threads()
+            for optimizer in guarded(variable):
+                if id(optimizer) not in found:
+                    found[id(optimizer)] = optimizer
+                    others = (table.variable for table in optimizer.tables.values())
+                    tables += [each for each in others if not any(each is known for known in tables)]
+        for optimizer in sorted(found.values(), key=lambda one: one.coarseness):
+            optimizer.settle()
 
     def settle_outside_steps(self) -> None:
         """Settles, except within a step and while a graph is traced."""
@@ -205,7 +222,7 @@ class Debts:
         """Applies all pending noise, and publishes the rows."""
         for release in self.releases:
             release.refuse_other_threads()
-        for optimizer in self._optimizers:
+        for optimizer in sorted(self._optimizers, key=lambda one: one.coarseness):
             optimizer.settle()
         if (places := withheld(self._variable)) is not None:
             places.publish()

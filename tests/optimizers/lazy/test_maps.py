@@ -66,18 +66,18 @@ def history_of(kind, rates=RATES, stddevs=STDDEVS):
 
 
 def paid(kind, since, now, history):
-    """A and a root of Σ of one mark, as float32 payments have them."""
+    """A and a root of Σ of one mark, as payments have them."""
     owed = kind.owed(tf.constant([since] * kind.size, tf.int64), tf.constant(now, tf.int64), history)
 
     def rows(values):
-        return tuple(tf.constant(v, tf.float32)[:, None] for v in values)
+        return tuple(tf.constant(v, tf.float64)[:, None] for v in values)
 
     def flat(moved):
         return np.stack([np.asarray(v)[:, 0] for v in moved])
 
     unit, nothing = np.eye(kind.size), np.zeros([kind.size, kind.size])
-    maps = flat(kind.moved(rows(unit), owed.coefficients, tf.zeros([kind.size, kind.size, 1])))
-    scaled = tf.constant(unit[:, :, None], tf.float32) * owed.stddev[:, :, None]  # row i draws the i-th unit
+    maps = flat(kind.moved(rows(unit), owed.coefficients, tf.zeros([kind.size, kind.size, 1], tf.float64)))
+    scaled = tf.constant(unit[:, :, None], tf.float64) * owed.stddev[:, :, None]  # row i draws the i-th unit
     return maps, flat(kind.moved(rows(nothing), owed.coefficients, scaled))
 
 

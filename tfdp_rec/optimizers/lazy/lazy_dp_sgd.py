@@ -109,7 +109,8 @@ class LazyDPSGD(PrivateOptimizer):
         self.accounts = {r: Account(way, (self.history_kind or way.history)(way.columns)) for r, way in ways.items()}
         rows = {path: table.rows for path, table in self.tables.items()}
         histories = [account.history for account in self.accounts.values()]
-        self.row_marks = RowMarks(histories, rows, start=int(self.iterations.numpy()))
+        momentum = any(recursion.has_velocity for recursion in self.accounts)
+        self.row_marks = RowMarks(histories, rows, start=int(self.iterations.numpy()), keeps_largest=momentum)
 
     # Settling.
 
@@ -200,6 +201,8 @@ class LazyDPSGD(PrivateOptimizer):
         for recursion in self.accounts:
             if recursion.weight_decay:
                 yield recursion.keep(rate) > 0, _TOO_MUCH_DECAY
+            if recursion.has_velocity:
+                yield self.row_marks.hides(step.noise_scale) | (step.stddev == 0), _MOVES_WITHOUT_NOISE
         if self.arrives_late:
             return
         for path, table in self.tables.items():  # the rows of the gradient were read at this step, and owed nothing
@@ -207,6 +210,10 @@ class LazyDPSGD(PrivateOptimizer):
             yield since == now, _STALE.format(path)
 
     # Release.
+
+    @property
+    def coarseness(self) -> float:
+        return float(self.row_marks.largest.numpy()) if self.built else 0.0
 
     @property
     def releasable(self) -> bool:
@@ -293,6 +300,10 @@ class _Untracked:
 _STALE = (
     "Rows of '{}' were read before their pending noise was applied, or the clipped sum is of an earlier step: take it "
     "with tfdp_rec.clipping.clipped_sum just before optimizer.apply"
+)
+_MOVES_WITHOUT_NOISE = (
+    "The learning rate fell below a millionth of its largest, and momentum still moves the weights: no noise would "
+    "hide in their last bits which rows were read. End the schedule above that, or leave momentum out"
 )
 _TOO_MUCH_DECAY = (
     "learning_rate * weight_decay must stay below 1 for lazy decay; a table's regularizer L2(l2) counts as 2 * l2"

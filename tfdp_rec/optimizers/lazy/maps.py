@@ -161,8 +161,7 @@ class Correlated(Aggregated):
         pivots, shares = factors(covariance)
         kept = [maps[i][j] for i, j in self._entries()]
         mixed = [shares[i][j] for i in range(self.size) for j in range(i + 1, self.size)]
-        narrow = [tf.cast(number, tf.float32) for number in (*kept, *mixed)]
-        return Owed(tf.cast(tf.sqrt(tf.stack(pivots, axis=1)), tf.float32), tuple(narrow))
+        return Owed(tf.sqrt(tf.stack(pivots, axis=1)), (*kept, *mixed))
 
     def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
         numbers = iter(number[:, None] for number in coefficients)

@@ -112,11 +112,6 @@ class Owed(NamedTuple):
     stddev: tf.Tensor
     coefficients: tuple[tf.Tensor, ...] = ()
 
-    @property
-    def wide(self) -> tuple[tf.Tensor, ...]:
-        """The coefficients in float64."""
-        return tuple(tf.cast(each, tf.float64) for each in self.coefficients)
-
     def of(self, rows: tf.Tensor) -> Owed:
         """The same of some of the rows."""
         return Owed(tf.gather(self.stddev, rows), tuple(tf.gather(c, rows) for c in self.coefficients))
@@ -156,7 +151,7 @@ class Aggregated(Pending):
 
     @abc.abstractmethod
     def owed(self, since: tf.Tensor, now: tf.Tensor, history: History) -> Owed:
-        """Debt at step `now` of rows marked `since`, float32."""
+        """Debt at step `now` of rows marked `since`, float64."""
 
     @abc.abstractmethod
     def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
@@ -173,9 +168,8 @@ class Aggregated(Pending):
             asked = [debt.noise(each.stddev, (debt.rows[0],), grid) for debt, each in zip(debts, owed)]
             return [(weight,) for weight in source.noisy(asked, now)]
         noise = source.draw([debt.noise(due.stddev) for debt, due in zip(debts, owed)], now)
-        return [
-            weights_on(grid, self.moved(debt.wide, each.wide, drawn)) for debt, each, drawn in zip(debts, owed, noise)
-        ]
+        moved = (self.moved(debt.wide, due.coefficients, drawn) for debt, due, drawn in zip(debts, owed, noise))
+        return [weights_on(grid, rows) for rows in moved]
 
     def owed_by_mark(self, now: tf.Tensor, history: History) -> Owed:
         # There are fewer steps than rows: where all are settled, what one owes is found once for each possible mark.
@@ -199,9 +193,9 @@ class WithoutMomentum(Aggregated):
     def owed(self, since: tf.Tensor, now: tf.Tensor, history: History) -> Owed:
         then, totals = history.at(since), history.at(now)
         if not self.recursion.weight_decay:
-            return Owed(_float32(_root(totals[1] - then[:, 1]))[:, None])
+            return Owed(_root(totals[1] - then[:, 1])[:, None])
         kept = tf.exp(totals[0] - then[:, 0])
-        return Owed(_float32(_root(totals[1] - tf.square(kept) * then[:, 1]))[:, None], (_float32(kept),))
+        return Owed(_root(totals[1] - tf.square(kept) * then[:, 1])[:, None], (kept,))
 
     def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
         return (coefficients[0][:, None] * rows[0] - noise[:, 0],)
@@ -228,19 +222,16 @@ class WithMomentum(Aggregated):
         var = (a - 2 * carried * mu * p + (carried * mu) ** 2 * q) / (1 - mu) ** 2
         # Cholesky of the 2x2 covariance: velocity first, then what the weight has beside it.
         first, share = _root(q), tf.math.divide_no_nan(cov, q)
-        second = _root(var - share * cov)
+        # One step has one Gaussian: what rounding leaves of the second would show which rows were not read.
+        second = tf.where(now - since == 1, tf.zeros_like(q), _root(var - share * cov))
         reach = carried * mu * (1 - power) / (1 - mu)
-        return Owed(_float32(tf.stack([first, second], axis=1)), tuple(map(_float32, (power, reach, share))))
+        return Owed(tf.stack([first, second], axis=1), (power, reach, share))
 
     def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
         weight, velocity = rows
         power, reach, share = (c[:, None] for c in coefficients)
         moved = weight + reach * velocity - share * noise[:, 0] - noise[:, 1]
         return moved, power * velocity - noise[:, 0]
-
-
-def _float32(values: tf.Tensor) -> tf.Tensor:
-    return tf.cast(values, tf.float32)
 
 
 class Replayed(Pending):
@@ -294,7 +285,8 @@ class RowMarks:
     # A plain object, which neither Keras nor TensorFlow tracks: released files carry none of it, since after settling
     # all marks equal the clock.
 
-    def __init__(self, histories: Sequence[History], rows: Mapping[str, int], start: int):
+    def __init__(self, histories: Sequence[History], rows: Mapping[str, int], start: int, keeps_largest: bool = False):
+        self._keeps_largest = keeps_largest  # where a velocity outlives a release
         self.clock = tf.Variable(start, trainable=False, dtype=tf.int64, name="clock")
         # The largest η s since all rows were settled. All weights stand on its grid: on which steps a row has been read
         # or settled must not show in a weight's last bits.
@@ -340,6 +332,10 @@ class RowMarks:
         """Step of the grid that all weights stand on."""
         return grid_of(self.largest.read_value())
 
+    def hides(self, scale: tf.Tensor) -> tf.Tensor:
+        """Whether a step's noise is large enough beside that of the steps before it."""
+        return tf.abs(scale) >= 2.0**-20 * self.largest.read_value()
+
     def tick(self, now: tf.Tensor, totals: Sequence[tf.Tensor], scale: tf.Tensor) -> Operations:
         """Puts a step on the clock: the largest η s of its noise and the totals of each history first."""
         first = assigned(self.largest, tf.maximum(self.largest.read_value(), tf.abs(scale)))
@@ -351,7 +347,8 @@ class RowMarks:
     def begin_totals(self, now: tf.Tensor) -> None:
         """Has the totals begin anew at `now`, if all rows are settled there."""
         settled = tf.reduce_all([tf.reduce_min(marks) >= tf.cast(now, tf.int32) for marks in self.marks.values()])
-        self.largest.assign(tf.where(settled, tf.zeros_like(self.largest), self.largest))
+        if not self._keeps_largest:
+            self.largest.assign(tf.where(settled, tf.zeros_like(self.largest), self.largest))
         for history in self.histories:
             history.begin(now, settled)
 
