@@ -160,16 +160,20 @@ def table_and(make, rate=0.5, start=0.0, width=500, **options):
 def test_one_owed_step_of_momentum_is_a_step(make, nesterov):
     """A row that was read moves by its velocity; one that was not moved by a little more, the root of an error."""
     plan = {"correlation": PLAN} if make is tfdp_rec.LazyDPFTRL else {}
-    table, optimizer = table_and(make, momentum=0.9, nesterov=nesterov, **plan)
-    for _ in range(3):
+    table, optimizer = table_and(make, momentum=0.99, nesterov=nesterov, **plan)
+    for rate in (0.5, 0.37, 0.41, 0.13, 0.49, 0.3):  # what is left of a variance is an error that comes and goes
+        optimizer.learning_rate = rate
         before = [np.asarray(each, np.float64) for each in optimizer.tables[table.path]._kept]
         step(optimizer, table, [0])
         optimizer.settle()
         after = [np.asarray(each, np.float64) for each in optimizer.tables[table.path]._kept]
-        velocity, move = after[1], after[1] - 0.9 * before[1]
-        expected = 0.9 * velocity + move if nesterov else velocity
-        off = np.abs(after[0] - before[0] - expected) / (0.5 * float(grid_of(0.25)))
-        assert (off <= 0.5 + (1.0 if nesterov else 0.5)).all(), off.max(axis=1)  # and velocities are float32
+        velocity, move = after[1], after[1] - 0.99 * before[1]
+        expected = 0.99 * velocity + move if nesterov else velocity
+        # Half a step of the grid, and float32 numbers: the weight, and velocities of which some are added up.
+        speeds = np.float32(np.maximum(np.abs(velocity), np.abs(before[1])))
+        last = 0.5 * np.spacing(np.float32(np.abs(after[0]))) + 1.5 * np.spacing(speeds)
+        off = np.abs(after[0] - before[0] - expected) - last * (2 if nesterov else 1)
+        assert (off <= 0.5 * 0.5 * float(grid_of(0.25))).all(), off.max(axis=1) / float(grid_of(0.125))
 
 
 @pytest.mark.parametrize("make", [tfdp_rec.LazyDPSGD, tfdp_rec.LazyDPFTRL])
