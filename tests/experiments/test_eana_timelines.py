@@ -19,7 +19,6 @@ from experiments.eana.timelines import (
     write_timelines,
 )
 from experiments.generated.knowledge_graph import FEATURES, SyntheticKG, pad_window
-from tfdp_rec.noise.words import seeded
 from tfdp_rec.pricing.events import FailingDpEvent
 from tfdp_rec.privacy import private_terms
 
@@ -171,7 +170,7 @@ def test_split_is_by_individual_and_nine_to_one():
 def test_a_private_vocabulary_counts_distinct_terms_of_individuals():
     people = [Timeline(str(i), [activity(t, ["often", "often"]) for t in range(3)]) for i in range(500)] + PEOPLE
     held = distinct_terms(people, "entities")
-    vocabulary = Vocabulary(*private_terms(held, 10, noise_multiplier=1.0, threshold_delta=1e-6, words=seeded(0)))
+    vocabulary = Vocabulary(*private_terms(held, 10, noise_multiplier=1.0, threshold_delta=1e-6))
     assert vocabulary.terms == ("often",)
     assert vocabulary.event == ComposedDpEvent([GaussianDpEvent(1.0), FailingDpEvent(1e-6)])
     with pytest.raises(ValueError, match="feature"):
