@@ -57,7 +57,7 @@ def check_equal(found):
     for name, result in found.items():
         assert result["shards"] == {"many/embeddings": 2, "few/embeddings": 1}, "a large kernel is put together again"
         assert result["traced in release"] == 0, "a server that freezes just then would freeze us, deaf to Ctrl-C"
-        assert result["moved"] > 0.1 and result["off"] < 1e-5, (name, result)
+        assert result["moved"] > 0.05 and result["off"] < 1e-5, (name, result)
 
 
 @pytest.mark.slow
