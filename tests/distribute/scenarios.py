@@ -489,7 +489,7 @@ def steps_in(row, number, clock, name):
     """
     momentum = LINEAR[name][1].get("momentum", 0.0)
     one = lambda step: KeyedNoise(3).normal(0, tf.constant([number], tf.int64), step, WIDTH)[0]  # noqa: E731
-    drawn = tf.map_fn(one, tf.range(clock, dtype=tf.int64), fn_output_signature=tf.float32)
+    drawn = tf.map_fn(one, tf.range(clock, dtype=tf.int64), fn_output_signature=tf.float64)
     noise = drawn.numpy().T * (-RATE * SIGMA * CLIP / 2)
     moved = (1 - momentum ** np.arange(clock, 0, -1)) / (1 - momentum)
     columns = np.concatenate([noise * moved, DIRECTION[:, None] * (-RATE / 2)], axis=1)
