@@ -294,7 +294,7 @@ def test_a_simulation_learns_and_charges_who_answered(world):
 
 def test_the_most_that_a_client_has_spent_is_not_that_of_one_who_pays_less_for_an_answer(world):
     update = fresh_update(world, local.PrivateUpdate, PRIVATE, LabelPermutation(0.1, 3))
-    new = dataclasses.replace(world.clients[0], history=())  # who has no history yet pays for labels alone
+    new = dataclasses.replace(world.clients[0], history=())  # a client without a history pays for labels alone
     simulation = Simulation(update, [new, *world.clients], 3)
     simulation.answers[:] = [9, 8, *[7] * (len(world.clients) - 1)]
     spent = [simulation.client_epsilon(i, 1e-5) for i in range(len(simulation.clients))]

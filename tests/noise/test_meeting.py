@@ -188,6 +188,18 @@ def test_momentum_does_not_move_rows_without_noise(make):
             step(optimizer, table, [0])
     optimizer.learning_rate = 1e-5
     step(optimizer, table, [0])
+    saved = {}  # as a file has it
+    optimizer.save_own_variables(saved)
+    loaded, again = table_and(make, momentum=0.9, **plan)
+    again.load_own_variables({name: np.asarray(value) for name, value in saved.items()})
+    for rate in (0.0, 1e-12):
+        again.learning_rate = rate
+        with pytest.raises(Exception, match="momentum still moves the weights"):
+            step(again, loaded, [0])
+    again.learning_rate = 1e-4
+    step(again, loaded, [0])
+    fresh, first = table_and(make, rate=0.0, momentum=0.9, **plan)
+    step(first, fresh, [0])  # a schedule may begin at 0: nothing moves yet
     still, optimizer = table_and(make, **plan)
     for rate in (0.5, 0.0):
         optimizer.learning_rate = rate

@@ -1,4 +1,4 @@
-"""Which users have a seat on a day: their rows are released on that day, on at most k of T days (`--days-per-user`).
+"""Which users have a seat on a day: that day's releases are of their rows, on at most k of T days (`--days-per-user`).
 
 A user may be in the log of every day, and noise of T days must then cover T of them. With at most k seats each it needs
 to cover k: it falls by √(k/T), and of users who come on few days nothing is lost. Up to day t a user has at most

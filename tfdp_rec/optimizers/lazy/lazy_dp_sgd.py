@@ -39,7 +39,7 @@ from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.lazy.pending import Debt, History, Owed, Pending, RowMarks, pending, weights_on
 from tfdp_rec.optimizers.rules import Recursion, Rows
-from tfdp_rec.optimizers.tables import Operations, Table, after
+from tfdp_rec.optimizers.tables import CHUNK_VALUES, Operations, Table, after
 from tfdp_rec.refused import NotPrivate
 
 
@@ -268,7 +268,9 @@ class LazyDPSGD(PrivateOptimizer):
         self.settle()
         super().load_own_variables(store)
         if self.built:
-            self.row_marks.restart(int(self.iterations.numpy()))
+            # Velocities of a file are released, and say how large the noise has been that momentum still moves by.
+            fastest = max(map(_largest_velocity, self.tables.values()), default=0.0)
+            self.row_marks.restart(int(self.iterations.numpy()), fastest / _LARGEST_GAUSSIAN)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "aggregate_noise": self.aggregate_noise}
@@ -277,6 +279,17 @@ class LazyDPSGD(PrivateOptimizer):
 def _distinct(ids: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
     """The distinct ids among those that are counted."""
     return tf.unique(tf.boolean_mask(ids, counted))[0]
+
+
+def _largest_velocity(table: Table) -> float:
+    """Of a settled table, a bounded part at a time; 0 without momentum."""
+    if table.state is None:
+        return 0.0
+    chunk, found = max(1, CHUNK_VALUES // max(table.width, 1)), 0.0
+    for start in range(0, table.rows, chunk):
+        _, velocity = table.read(tf.range(start, min(start + chunk, table.rows), dtype=tf.int64))
+        found = max(found, float(tf.reduce_max(tf.abs(velocity))))
+    return found
 
 
 def _stepped(recursion: Recursion, rows: Rows, noisy: tf.Tensor, rate: tf.Tensor, grid: tf.Tensor) -> Rows:
@@ -297,6 +310,7 @@ class _Untracked:
     value: Any = None
 
 
+_LARGEST_GAUSSIAN = 10.0  # standard deviations that no Gaussian of ours passes
 _STALE = (
     "Rows of '{}' were read before their pending noise was applied, or the clipped sum is of an earlier step: take it "
     "with tfdp_rec.clipping.clipped_sum just before optimizer.apply"

@@ -298,12 +298,12 @@ class RowMarks:
         }
         self.restart(start)
 
-    def restart(self, now: int) -> None:
+    def restart(self, now: int, largest: float = 0.0) -> None:
         """Nothing is owed at step `now`; totals up to there do not matter, so they are zero."""
         for history in self.histories:
             history.restart(now)
         self.clock.assign(now)
-        self.largest.assign(0.0)
+        self.largest.assign(largest)
         for marks in self.marks.values():
             marks.assign(tf.fill(tf.shape(marks), tf.constant(now, tf.int32)))
         self.settled_at: int | None = now  # the step that all rows are known to have been settled at
