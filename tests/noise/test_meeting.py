@@ -238,3 +238,63 @@ def test_of_models_that_share_a_table_the_coarsest_grid_comes_last():
             each.train_on_batch(x, y)
         steps = np.float64(table.get_weights()[0]) / float(grid_of(0.5 / 8))
         assert (steps == np.round(steps)).all()
+
+
+# Noise too small for float32: a row that is read stays where it is, and one that is not moves by that of many steps.
+
+
+LAZY = [tfdp_rec.LazyDPSGD, tfdp_rec.LazyDPFTRL]
+
+
+def plan_of(make):
+    return {"correlation": optimised_correlation(600, 600)} if make is tfdp_rec.LazyDPFTRL else {}
+
+
+@pytest.mark.parametrize("make", LAZY)
+def test_noise_that_weights_would_swallow_is_refused(make):
+    """With 10⁻⁸ beside 1, 3,000 steps moved a row that none of them read five times as far as one that all did."""
+    table, optimizer = table_and(make, 2.0**-14, start=15.9, **plan_of(make))  # η s = 2⁻¹⁶
+    step(optimizer, table, [0])
+    optimizer.learning_rate = 2.0**-15
+    with pytest.raises(Exception, match="noise of this step is less than a millionth of a weight"):
+        step(optimizer, table, [0])
+    optimizer.settle()  # nothing was cut short
+    small, other = table_and(make, 2.0**-18, start=0.9, **plan_of(make))
+    step(other, small, [0])
+    step(other, small, [])
+    still, without = table_and(make, 1e-9, start=1.0, noise_multiplier=0.0, **plan_of(make))
+    step(without, still, [0])  # nothing hides there, and nothing is claimed
+
+
+@pytest.mark.parametrize("make", LAZY)
+@pytest.mark.parametrize("decay", [0.0, 0.1])
+def test_steps_that_are_faint_beside_earlier_ones_are_left_out(make, decay):
+    table, optimizer = table_and(make, 0.5, weight_decay=decay or None, **plan_of(make))
+    step(optimizer, table, [0, 1])
+    before = np.asarray(table).copy()
+    (account,) = optimizer.accounts.values()
+    owed = account.history.at(tf.constant(1, tf.int64)).numpy()
+    optimizer.learning_rate = 0.5 * 2.0**-11
+    for _ in range(5):
+        step(optimizer, table, [0], gradient=0.3)
+    if make is tfdp_rec.LazyDPSGD:
+        np.testing.assert_array_equal(account.history.at(tf.constant(6, tf.int64)), owed)
+    optimizer.settle()
+    np.testing.assert_array_equal(np.asarray(table)[:2], before[:2])  # read, and not read
+    assert (np.asarray(table)[2:] != before[2:]).any(axis=1).all()  # the first step's noise
+    optimizer.learning_rate = 0.5 * 2.0**-11
+    step(optimizer, table, [0], gradient=0.3)  # all rows are settled: this is the largest now
+    assert (np.asarray(table)[0] != before[0]).any()
+
+
+@pytest.mark.parametrize("make", LAZY)
+def test_a_schedule_may_end_at_nothing(make):
+    """Its last steps are left out, whatever is released meanwhile; those before are made."""
+    rate = keras.optimizers.schedules.ExponentialDecay(0.5, 1, 0.5)
+    table, optimizer = table_and(make, rate, width=50, start=0.9, **plan_of(make))
+    for number in range(14):
+        if number == 8:
+            optimizer.settle()
+        before = np.asarray(table)[0].copy()
+        step(optimizer, table, [0])
+        assert (np.asarray(table)[0] != before).any() == (number <= 10)  # to 2⁻¹⁰ of the first

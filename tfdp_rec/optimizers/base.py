@@ -32,7 +32,7 @@ from tfdp_rec.demands import Check, demand_all, given
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.noise.meeting import grid_of
 from tfdp_rec.optimizers import checks
-from tfdp_rec.optimizers.rules import Recursion, TableRule
+from tfdp_rec.optimizers.rules import Recursion, Rows, TableRule
 from tfdp_rec.optimizers.tables import Operations, Table, after
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source
@@ -124,8 +124,8 @@ class ClipSetting(Setting):
 class Step:
     """A step, as a mechanism sees it when it updates its tables."""
 
-    # `batch_size` is B and `stddev` s = σ C / B, both float64; moves are multiples of `pace`: η, or 1 where a rule
-    # takes gradients themselves.
+    # `batch_size` is B and `stddev` s = σ C / B, both float64; moves of tables are multiples of `pace`: η, 1 where a
+    # rule takes gradients themselves, or 0 where tables leave the step out.
 
     clipped: ClippedSum
     batch_size: tf.Tensor
@@ -135,6 +135,7 @@ class Step:
     upcoming: Mapping[str, tf.Tensor]
     source: Source
     _moves: dict[str, tf.IndexedSlices] = dataclasses.field(default_factory=dict, init=False, repr=False)
+    _rows: dict[str, Rows] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
     @property
     def noise_scale(self) -> tf.Tensor:
@@ -146,6 +147,12 @@ class Step:
         if table.path not in self._moves:
             self._moves[table.path] = self._move(table)
         return self._moves[table.path]
+
+    def rows(self, table: Table) -> Rows:
+        """A table's rows of this move, as they were when first asked for."""
+        if table.path not in self._rows:
+            self._rows[table.path] = table.read(self.move(table).indices)
+        return self._rows[table.path]
 
     def _move(self, table: Table) -> tf.IndexedSlices:
         if table.path not in self.clipped.gradients:
@@ -378,7 +385,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         batch = given(self.current("expected_batch_size"), admitted)
         stddev = self.current("noise_multiplier") * tf.cast(clipped.sensitivity, tf.float64) / batch
         learning_rate = tf.cast(learning_rate_now(self), tf.float32)
-        pace = tf.ones_like(learning_rate) if self.table_rule else learning_rate
+        pace = tf.ones_like(learning_rate) if self.table_rule else self.pace_of(learning_rate, stddev)
         step = Step(clipped, batch, stddev, learning_rate, pace, upcoming or {}, source)
         with after(demand_all(*self.refusals(step))):
             self.write(step, regularization or {})
@@ -446,6 +453,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
     def step_number(self) -> tf.Tensor:
         """Number of steps made, int64."""
         return tf.cast(resource(self.iterations), tf.int64)
+
+    def pace_of(self, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
+        """The learning rate of tables in a step of that rate and noise."""
+        del stddev
+        return learning_rate
 
     def refusals(self, step: Step) -> Iterable[Check]:
         """Checks that the step may be made, ahead of all it writes."""

@@ -69,8 +69,13 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
         by_rdp = by_rdp if by_rdp <= _PLD_FINE_UP_TO else _by_rdp(event, delta, orders())
     if by_rdp > _PLD_UP_TO:
         return by_rdp
+    # Gaussians that are not sampled are one: `_losses_of`.
+    convolved = sum(1 if isinstance(part, GaussianDpEvent) else count for part, count in events.parts_of(event))
+    certain = profiles.certain_delta(delta, convolved)
+    if certain <= 0.0:  # pld cannot tell so small a δ from 0
+        return _by_rdp(event, delta, orders()) if quickest(event, accountant) == "rdp" else math.inf
     grid = _PLD_GRID * coarser * max(1.0, by_rdp / _PLD_FINE_UP_TO)
-    return _by_pld(event, delta, grid)
+    return _by_pld(event, certain, grid)
 
 
 def _by_rdp(event: DpEvent, delta: float, at: tuple[float, ...]) -> float:

@@ -33,7 +33,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdp_rec.demands import Check
+from tfdp_rec.demands import Check, demand
 from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
@@ -109,8 +109,9 @@ class LazyDPSGD(PrivateOptimizer):
         self.accounts = {r: Account(way, (self.history_kind or way.history)(way.columns)) for r, way in ways.items()}
         rows = {path: table.rows for path, table in self.tables.items()}
         histories = [account.history for account in self.accounts.values()]
-        momentum = any(recursion.has_velocity for recursion in self.accounts)
-        self.row_marks = RowMarks(histories, rows, start=int(self.iterations.numpy()), keeps_largest=momentum)
+        scheduled = isinstance(learning_rate_of(self), keras.optimizers.schedules.LearningRateSchedule)
+        keeps_largest = scheduled or self.recursion.has_velocity
+        self.row_marks = RowMarks(histories, rows, start=int(self.iterations.numpy()), keeps_largest=keeps_largest)
 
     # Settling.
 
@@ -161,7 +162,7 @@ class LazyDPSGD(PrivateOptimizer):
             return
         # Check, tick, step, settle, in this order: once the clock shows the step every row owes its noise, so that what
         # goes wrong after that can add noise and never lose it.
-        before, rate = self.row_marks.now(), tf.cast(step.learning_rate, tf.float64)
+        before, rate = self.row_marks.now(), tf.cast(step.pace, tf.float64)
         if self.arrives_late:  # what a row owes is older than the gradient that comes to it: that is settled first
             self.settle_rows({path: step.move(table).indices for path, table in self.tables.items()}, before)
         now = before + 1
@@ -179,13 +180,15 @@ class LazyDPSGD(PrivateOptimizer):
         scale, grid, wanted, old = step.noise_scale, self.row_marks.grid, [], []
         for path, table in self.tables.items():
             move = step.move(table)
-            old.append(table.read(move.indices))
+            old.append(step.rows(table))
             plain = _steps_of(table).is_plain
             onto, on = ((old[-1][0], move.values), grid) if plain else ((move.values,), None)
             wanted.append((path, Request(table.number, move.indices, table.width, scale, onto, on)))
-        for rows, (path, asked), (noisy, others) in zip(old, wanted, self.meet(wanted, number), strict=True):
+        with after(demand(*self._room(step)) if self.arrives_late else []):
+            met = self.meet(wanted, number)
+        for rows, (path, asked), (noisy, others) in zip(old, wanted, met, strict=True):
             recursion, ids = _steps_of(self.tables[path]), asked.rows
-            made = (noisy,) if recursion.is_plain else _stepped(recursion, rows, noisy, step.learning_rate, grid)
+            made = (noisy,) if recursion.is_plain else _stepped(recursion, rows, noisy, step.pace, grid)
             with after(others + self.tables[path].write(ids, made)):
                 self.row_marks.mark(path, ids, before + 1)
 
@@ -196,18 +199,34 @@ class LazyDPSGD(PrivateOptimizer):
         # Rows that this step has touched owe nothing: where some rows are read often, these are most.
         return _distinct(ids, self.row_marks.owing(path, ids, now))
 
+    def pace_of(self, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
+        # Where a step's noise is too small for the weights' grid, a row that is read stays where it is, and one that is
+        # not moves by the noise of many steps. A schedule that ends at 0 would get there: its last steps are left out.
+        if self.recursion.has_velocity:  # a velocity would move the weights all the same: `refusals`
+            return learning_rate
+        faint = self.row_marks.is_faint(tf.cast(learning_rate, tf.float64) * stddev, _LEFT_OUT)
+        return tf.where(faint, 0.0, learning_rate)
+
     def refusals(self, step: Step) -> Iterable[Check]:
-        rate, now = tf.cast(step.learning_rate, tf.float64), self.row_marks.now()
+        rate, now = tf.cast(step.pace, tf.float64), self.row_marks.now()
         for recursion in self.accounts:
             if recursion.weight_decay:
                 yield recursion.keep(rate) > 0, _TOO_MUCH_DECAY
             if recursion.has_velocity:
-                yield self.row_marks.hides(step.noise_scale) | (step.stddev == 0), _MOVES_WITHOUT_NOISE
+                yield ~self.row_marks.is_faint(step.noise_scale, _FAINT) | (step.stddev == 0), _MOVES_WITHOUT_NOISE
         if self.arrives_late:
             return
         for path, table in self.tables.items():  # the rows of the gradient were read at this step, and owed nothing
             since = self.row_marks.since(path, step.move(table).indices)
             yield since == now, _STALE.format(path)
+        if self.tables:
+            yield self._room(step)
+
+    def _room(self, step: Step) -> Check:
+        """Whether float32 has places for the step's noise beside the weights that it moves."""
+        largest = tf.stack([tf.reduce_max(tf.abs(step.rows(table)[0])) for table in self.tables.values()])
+        scale = tf.abs(step.noise_scale)
+        return ~(tf.cast(largest, tf.float64) > _ROOM * scale) | (scale == 0), _TOO_FAINT
 
     # Release.
 
@@ -310,14 +329,21 @@ class _Untracked:
     value: Any = None
 
 
+_ROOM = 2.0**20  # η s to the largest weight: then its float32 has steps of η s / 8 at most
+_LEFT_OUT = 2.0**-10  # of the largest η s: steps below that are left out
+_FAINT = 2.0**-17  # of the largest η s: eight steps of the grid
 _LARGEST_GAUSSIAN = 10.0  # standard deviations that no Gaussian of ours passes
 _STALE = (
     "Rows of '{}' were read before their pending noise was applied, or the clipped sum is of an earlier step: take it "
     "with tfdp_rec.clipping.clipped_sum just before optimizer.apply"
 )
 _MOVES_WITHOUT_NOISE = (
-    "The learning rate fell below a millionth of its largest, and momentum still moves the weights: no noise would "
-    "hide in their last bits which rows were read. End the schedule above that, or leave momentum out"
+    "The learning rate fell below a hundred-thousandth of its largest, and momentum still moves the weights: no noise "
+    "would hide in their last bits which rows were read. End the schedule above that, or leave momentum out"
+)
+_TOO_FAINT = (
+    "The noise of this step is less than a millionth of a weight: in float32 a row that is read would not move, and "
+    "one that is not read would, by the noise of many steps. Use a larger learning_rate or l2_norm_clip, or DPSGD"
 )
 _TOO_MUCH_DECAY = (
     "learning_rate * weight_decay must stay below 1 for lazy decay; a table's regularizer L2(l2) counts as 2 * l2"

@@ -286,7 +286,7 @@ class RowMarks:
     # all marks equal the clock.
 
     def __init__(self, histories: Sequence[History], rows: Mapping[str, int], start: int, keeps_largest: bool = False):
-        self._keeps_largest = keeps_largest  # where a velocity outlives a release
+        self._keeps_largest = keeps_largest  # where a velocity outlives a release, or a schedule says what comes
         self.clock = tf.Variable(start, trainable=False, dtype=tf.int64, name="clock")
         # The largest η s since all rows were settled. All weights stand on its grid: on which steps a row has been read
         # or settled must not show in a weight's last bits.
@@ -332,9 +332,9 @@ class RowMarks:
         """Step of the grid that all weights stand on."""
         return grid_of(self.largest.read_value())
 
-    def hides(self, scale: tf.Tensor) -> tf.Tensor:
-        """Whether a step's noise is large enough beside that of the steps before it."""
-        return tf.abs(scale) >= 2.0**-20 * self.largest.read_value()
+    def is_faint(self, scale: tf.Tensor, part: float) -> tf.Tensor:
+        """Whether a step's noise is below a part of the largest since all rows were settled."""
+        return tf.abs(scale) < part * self.largest.read_value()
 
     def tick(self, now: tf.Tensor, totals: Sequence[tf.Tensor], scale: tf.Tensor) -> Operations:
         """Puts a step on the clock: the largest η s of its noise and the totals of each history first."""

@@ -1,0 +1,61 @@
+"""ε of composed events at small δ, where dp_accounting's rounding errors are as large as δ: never below the exact one."""
+
+import math
+
+import pytest
+from dp_accounting import GaussianDpEvent, NoOpDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from scipy import optimize, special
+
+from tfdp_rec.pricing.composition import epsilon_of
+from tfdp_rec.pricing.events import PureDpEvent
+
+
+def gaussian_epsilon(mu, delta):
+    """Of a Gaussian whose shift is μ deviations: exact."""
+
+    def above(epsilon):
+        tail = math.exp(epsilon + special.log_ndtr(-mu / 2 - epsilon / mu) - special.log_ndtr(mu / 2 - epsilon / mu))
+        return special.log_ndtr(mu / 2 - epsilon / mu) + math.log1p(-tail) - math.log(delta)
+
+    return optimize.brentq(above, 1e-3, 100)
+
+
+@pytest.mark.parametrize("delta", [1e-14, 1e-13, 1e-12, 1e-9, 1e-6])
+@pytest.mark.parametrize("noise, steps", [(20.0, 1000), (10.0, 1000), (50.0, 10_000)])
+def test_epsilon_is_never_below_the_exact_one(noise, steps, delta):
+    """It was, by .05 at δ = 10⁻¹⁴: each step is drawn with certainty, so that all together are one Gaussian."""
+    event = SelfComposedDpEvent(PoissonSampledDpEvent(1.0, GaussianDpEvent(noise)), steps)
+    exact = gaussian_epsilon(math.sqrt(steps) / noise, delta)
+    found = epsilon_of(event, delta)
+    assert exact <= found <= exact * (1.06 if delta < 1e-11 else 1 + 2e-4)
+
+
+def response_epsilon(epsilon, times, delta):
+    """Of randomised response, composed: exact, from the binomial law of its losses."""
+
+    def delta_at(target):
+        total = 0.0
+        for wins in range(times + 1):
+            loss = (2 * wins - times) * epsilon
+            if loss > target:
+                log_p = special.gammaln(times + 1) - special.gammaln(wins + 1) - special.gammaln(times - wins + 1)
+                log_p += wins * epsilon - times * math.log1p(math.exp(epsilon))
+                total += math.exp(log_p) * -math.expm1(target - loss)
+        return total
+
+    return optimize.brentq(lambda target: math.log(delta_at(target)) - math.log(delta), 0.0, 10 * epsilon * math.sqrt(times))
+
+
+@pytest.mark.parametrize("epsilon, times", [(0.1, 500), (0.02, 2000)])
+@pytest.mark.parametrize("delta", [1e-14, 1e-12, 1e-6])
+def test_pure_releases_too(epsilon, times, delta):
+    found = epsilon_of(SelfComposedDpEvent(PureDpEvent(epsilon), times), delta)
+    exact = response_epsilon(epsilon, times, delta)
+    assert exact <= found <= (epsilon * times if delta < 1e-11 else exact * 1.01)
+
+
+def test_what_is_not_convolved_loses_nothing():
+    """Gaussians that are not sampled are one, of however many steps."""
+    found = epsilon_of(SelfComposedDpEvent(GaussianDpEvent(1e4), 10**8), 1e-8)
+    assert gaussian_epsilon(1.0, 1e-8) <= found <= gaussian_epsilon(1.0, 1e-8) * (1 + 1e-4)
+    assert epsilon_of(NoOpDpEvent(), 1e-15) == 0.0
