@@ -1,4 +1,4 @@
-"""ε of composed events at small δ, where dp_accounting's rounding errors are as large as δ: never below the exact one."""
+"""ε of composed events is never below the exact one, also where dp_accounting's rounding errors are as large as δ."""
 
 import math
 
@@ -43,7 +43,8 @@ def response_epsilon(epsilon, times, delta):
                 total += math.exp(log_p) * -math.expm1(target - loss)
         return total
 
-    return optimize.brentq(lambda target: math.log(delta_at(target)) - math.log(delta), 0.0, 10 * epsilon * math.sqrt(times))
+    most = 10 * epsilon * math.sqrt(times)
+    return optimize.brentq(lambda target: math.log(delta_at(target)) - math.log(delta), 0.0, most)
 
 
 @pytest.mark.parametrize("epsilon, times", [(0.1, 500), (0.02, 2000)])
