@@ -100,3 +100,23 @@ def test_a_dict_is_no_list_of_histories_and_an_id_that_is_missing_is_unknown():
 def test_bad_arguments_are_refused(change, words):
     with pytest.raises(ValueError, match=words):
         private_counts([[3]], CATALOGUE, **{"noise_multiplier": 1.0, **change})
+
+
+SPELLINGS = [
+    {3, 1}, frozenset([1, 3]), {1: 0, 3: 0}.keys(), (1, 3), [1.0, 3.0, None], [3.0, 1.0], [1, 3, float("nan")],
+    np.ma.array([1, 3, 2], mask=[0, 0, 1]), [1.0, 3.0, 2.5], np.array([1, 3, 2.5, np.inf, -np.inf]), [1, 3, 2**70, "2"],
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("history", SPELLINGS)
+def test_each_way_to_name_items_counts_them(history):
+    """Sets counted as users without items, and 2.5 as 2."""
+    catalogue = Catalogue([1, 2, 3])
+    found, listed = (private_counts([one] * 50, catalogue, noise_multiplier=1e-3) for one in (history, [1, 3]))
+    assert found.values == pytest.approx(listed.values, abs=0.1) and listed.values[0] > 10
+
+
+@pytest.mark.parametrize("history", [iter([1, 3]), {1: 0}.values(), 3, (each for each in [1])])
+def test_what_numpy_cannot_go_through_is_refused(history):
+    with pytest.raises(TypeError, match="give each user's items as a list or an array"):
+        private_counts([[1], history], CATALOGUE, noise_multiplier=1.0)

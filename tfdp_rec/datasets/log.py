@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numbers
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -186,7 +186,7 @@ class UserLists:
         held: list[NDArray[Any]] = []
         waiting = 0
         for history in self.lists:
-            held.append(np.asarray(history).reshape(-1))
+            held.append(_items_of(history, in_order))
             waiting += len(held[-1]) + 1
             if waiting >= events:
                 yield _joined(held, catalogue, in_order)
@@ -221,11 +221,30 @@ def _joined(held: list[NDArray[Any]], catalogue: Catalogue, in_order: bool) -> P
     return _part(ids, lengths, catalogue, in_order)
 
 
+def _items_of(history: Any, in_order: bool) -> NDArray[Any]:
+    """A user's raw ids in one axis."""
+    if isinstance(history, Set):
+        if in_order:
+            raise TypeError(f"A history is a {type(history).__name__}, which has no order: give lists or arrays.")
+        history = list(history)
+    found = history.compressed() if isinstance(history, np.ma.MaskedArray) else np.asarray(history)
+    if found.ndim == 0:  # what numpy cannot go through would count as a user without items
+        raise TypeError(f"A history is a {type(history).__name__}: give each user's items as a list or an array.")
+    return found.reshape(-1)
+
+
 def _whole_numbers(ids: NDArray[Any], unknown: int) -> NDArray[np.int64]:
-    # Ids that are missing, among others, count as unknown: an error would tell of the user who has one.
-    if ids.dtype != object:
-        return ids.astype(np.int64)
-    return np.array([each if isinstance(each, numbers.Integral) else unknown for each in ids.tolist()], np.int64)
+    # Ids that are missing or fractions count as unknown: an error would tell of the user who has one.
+    if ids.dtype == object:
+        return np.array([int(each) if _is_whole(each) else unknown for each in ids], np.int64)
+    if ids.dtype.kind == "f":
+        whole = (np.abs(ids) < 2.0**63) & (np.trunc(ids) == ids)
+        return np.where(whole, ids, unknown).astype(np.int64)
+    return ids.astype(np.int64)
+
+
+def _is_whole(number: Any) -> bool:
+    return isinstance(number, numbers.Real) and abs(number) < 2**63 and number == int(number)
 
 
 def _part(items: NDArray[Any], lengths: NDArray[np.int64], catalogue: Catalogue, in_order: bool) -> Part:

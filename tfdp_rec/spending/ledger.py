@@ -101,6 +101,8 @@ class Payment:
             raise ValueError(f"attempts must be a whole number, at least 1, got {self.attempts!r}.")
         if int(self.steps) != self.steps or self.steps < 0:
             raise ValueError(f"steps must be a whole number, at least 0, got {self.steps!r}.")
+        if isinstance(self.about, str | bytes) or not all(isinstance(item, str) for item in self.about or ()):
+            raise ValueError(f"about must be a tuple of texts, got {self.about!r}.")  # a text would be its letters
         event = events.to_json(self.event)
         if finite(event) != event:
             raise ValueError(
