@@ -379,6 +379,20 @@ def test_clicks_as_versions_before_03_kept_them_keep_their_payments(served, tmp_
     phone.close()
 
 
+def test_a_click_recorded_while_an_answer_is_computed_is_kept(served, tmp_path, monkeypatch):
+    """The answer wrote the clicks back as it had read them, without the new one."""
+    phone = make(served, tmp_path)
+    phone.record("N1")
+    encode = phone._encode
+    monkeypatch.setattr(phone, "_encode", lambda *given: (phone.record("N2"), encode(*given))[1])
+    first = phone.attention()
+    monkeypatch.setattr(phone, "_encode", encode)
+    clicks = client.State.read(str(tmp_path / "ledger.jsonl.clicks")).clicks
+    assert [news for news, _, _ in clicks] == ["N1", "N2"]
+    assert not np.array_equal(phone.attention(), first), "the stored answer is that of one click"
+    phone.close()
+
+
 def test_bytes_on_the_wire_grow_with_the_basis_alone(served, tmp_path):
     """A query through a real socket: 2 + 4 B bytes, whatever the width of the user embedding."""
     phone = make(served, tmp_path)

@@ -31,6 +31,7 @@ import math
 import os
 import secrets
 import struct
+import threading
 from pathlib import Path
 from typing import Any, Literal
 
@@ -151,6 +152,9 @@ class PrivateClient:
                 f"One answer at these settings costs more than budget_epsilon = {budget_epsilon:g}: no click could "
                 "ever be used. Allow more, or ask for a bundle with more noise."
             )
+        # An app records clicks in one thread while another answers: `_answering` is held for a whole answer, so that
+        # budgets are asked one answer at a time, and `_writing` while the clicks' file is read and written back.
+        self._answering, self._writing = threading.Lock(), threading.Lock()
         self._state_path = f"{ledger}.clicks"
         state = State.read(self._state_path)
         self._ledger = accounting.open_ledger(ledger, DATA, Mark(*state.mark) if state.mark else None)
@@ -167,9 +171,10 @@ class PrivateClient:
         """
         if not news_id:
             raise ValueError("news_id must not be empty: it is what was clicked.")
-        state = State.read(self._state_path)
-        state.clicks.append([news_id, category, secrets.token_hex(8)])
-        self._save(state)
+        with self._writing:
+            state = State.read(self._state_path)
+            state.clicks.append([news_id, category, secrets.token_hex(8)])
+            self._save(state)
 
     def spent(self) -> float:
         """ε spent so far, at the budget's δ, of the undeclared click with the largest sum of payments."""
@@ -179,6 +184,19 @@ class PrivateClient:
 
     def attention(self) -> NDArray[np.float64]:
         """This user's private attention vector; the same one until something public changes."""
+        with self._answering:
+            return self._answer()
+
+    def query(self) -> bytes:
+        """The message for the server: `attention`, packed."""
+        return pack_query(self.attention())
+
+    def close(self) -> None:
+        """Release the ledger."""
+        self._ledger.close()
+
+    def _answer(self) -> NDArray[np.float64]:
+        """The stored draw, or one that is paid for now."""
         state = State.read(self._state_path)
         key = self._draw_key(state)
         if state.draw_key == key:
@@ -193,17 +211,12 @@ class PrivateClient:
         for payment in payments:
             self._ledger.pay(**vars(payment))
         shown = [self._row.get(news, 0) if click in {*used, *exact} else 0 for news, _, click in window]
-        state.draw, state.draw_key = self._release(shown, protected).tolist(), key
-        self._save(state)
-        return np.array(state.draw)
-
-    def query(self) -> bytes:
-        """The message for the server: `attention`, packed."""
-        return pack_query(self.attention())
-
-    def close(self) -> None:
-        """Release the ledger."""
-        self._ledger.close()
+        drawn = self._release(shown, protected)
+        with self._writing:
+            state = State.read(self._state_path)  # anew: clicks may have been recorded since
+            state.draw, state.draw_key = drawn.tolist(), key
+            self._save(state)
+        return drawn
 
     def _save(self, state: State) -> None:
         state.mark = list(dataclasses.astuple(self._ledger.mark))
