@@ -43,7 +43,7 @@ from tfdp_rec.noise import words
 
 Gradients = list[NDArray[np.float32]]
 MOST_HISTORY, MOST_ENCODED = 1_000, 10_000
-SLACK = 1.0 + 1e-6  # of norms, for the rounding of clipped gradients to float32
+SLACK = 1.0 + 1e-6  # of norms, for their rounding
 
 
 class LocalUpdate(abc.ABC):
@@ -309,9 +309,9 @@ def finite_news(vectors: tf.Tensor) -> tf.Tensor:
 def clipped_sum(
     losses_of: Callable[..., tf.Tensor], clients: tuple[Any, ...], variables: list[Any], noise: ClippedVector
 ) -> tuple[list[Any], Any]:
-    """Sum over clients of each one's gradient scaled to norm at most C; one that is not finite counts as zero."""
+    """Sum over clients of each one's gradient scaled to norm at most C, on the noise's grid; 0 if it is not finite."""
     values = [variable.value for variable in variables]
-    totals, loss = [tf.zeros_like(value) for value in values], 0.0
+    totals, loss = [tf.zeros_like(value, tf.float64) for value in values], 0.0
     for index in tf.range(tf.shape(clients[0])[0]):
         with tf.GradientTape() as tape:
             client_loss = losses_of(*[tf.gather(value, [index]) for value in clients])[0]
@@ -321,7 +321,7 @@ def clipped_sum(
         wide = [tf.cast(g, tf.float64) for g in found]
         norm = _norm(wide, noise.order)
         weight = tf.minimum(tf.constant(1.0, tf.float64), noise.clip / (norm * SLACK + 1e-300))
-        clipped = [tf.cast(tf.where(tf.math.is_finite(norm), weight * g, 0.0), tf.float32) for g in wide]
+        clipped = [_on_grid(tf.where(tf.math.is_finite(norm), weight * g, 0.0), noise.grid) for g in wide]
         totals = [total + g for total, g in zip(totals, clipped)]
         loss += client_loss
     return totals, loss / tf.cast(tf.shape(clients[0])[0], tf.float32)
@@ -331,7 +331,13 @@ def noised_mean(
     noise: ClippedVector, sums: list[Any], count: int, source: words.WordSource = words.os_entropy
 ) -> Gradients:
     """The mean of `count` clients' clipped gradients, each with its own noise."""
-    return [(np.asarray(g) / count + noise.mean_noise(count, tuple(g.shape), source)).astype(np.float32) for g in sums]
+    # All of the division and of the rounding to float32 comes after data and noise have met.
+    return [((np.asarray(g) + noise.sum_noise(count, tuple(g.shape), source)) / count).astype(np.float32) for g in sums]
+
+
+def _on_grid(values: tf.Tensor, grid: float) -> tf.Tensor:
+    """float64 values rounded towards zero, so that no norm grows."""
+    return tf.sign(values) * tf.floor(tf.abs(values) / grid) * grid if grid else values
 
 
 def _count(features: dict[str, Any]) -> int:

@@ -58,11 +58,12 @@ def released(
     total: NDArray[np.int64], noise_multiplier: float, words: WordSource = os_entropy
 ) -> NDArray[np.float64]:
     """Sums in grid steps, with noise, in units of 1."""
-    noise = _without_gaps(words, total.shape) * (noise_multiplier * ONE)
+    noise = without_gaps(words, total.shape) * (noise_multiplier * ONE)
     return (total + np.floor(noise + 0.5).astype(np.int64)) / ONE
 
 
-def _without_gaps(words: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def without_gaps(words: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Unit Gaussians that reach every step of a grid in very many ways: half the sum of four."""
     total = np.zeros(shape)
     for _ in range(_TERMS):
         total += gaussian(words, shape)
