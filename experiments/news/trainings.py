@@ -170,12 +170,15 @@ class Trainings:
             clients = clients[count:]
         if cell.method.startswith("corrected"):
             labels, source = LabelPermutation(cell.epsilon, NEGATIVES), words.seeded(cell.seed)
-            clients = [cohort.with_private_labels(client, labels, source) for client in clients]
+            drawn = [cohort.with_private_labels(client, labels, source) for client in clients]
+            # The price is that of the operating system's words: a seed's labels have none.
+            clients = [dataclasses.replace(c, label_epsilon=min(c.label_epsilon, cell.epsilon)) for c in drawn]
         update = self.update_of(cell, model)
         # a user encoder that was prepared is followed, not overrun: half the rate
         rate = 0.005 if cell.method in ("corrected+public", "corrected+consented") else 0.01
         simulation = self._simulation(cell, update, clients, rate)
         simulation.run(rounds)
+        simulation.source = words.os_entropy  # the price is that of its words: a seed's noise has none
         spent = simulation.worst_epsilon(DELTA)
         return spent if math.isfinite(spent) else None
 

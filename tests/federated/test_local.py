@@ -294,6 +294,8 @@ def test_every_round_and_every_client_pads_anew(world):
 def test_labels_drawn_once_are_kept_and_paid_once(world):
     labels = LabelPermutation(0.01, 3)
     clients = [with_private_labels(client, labels, words.seeded(i)) for i, client in enumerate(world.clients)]
+    assert all(client.label_epsilon == math.inf for client in clients), "a seed's labels can be drawn again"
+    clients = [dataclasses.replace(client, label_epsilon=0.01) for client in clients]
     moved = [a != b for c, d in zip(world.clients, clients) for a, b in zip(c.clicks, d.clicks)]
     assert sum(moved) > len(moved) / 2
     update = update_of(world, local.PrivateUpdate, PRIVATE, labels)
@@ -342,6 +344,8 @@ def test_a_simulation_learns_and_charges_who_answered(world):
     accountant.spend_labels(LabelPermutation(2.0).event, 2)
     assert private.worst_epsilon(1e-5) == pytest.approx(accountant.epsilon(1e-5, disjoint=True))
     assert private.worst_epsilon(1e-5) > 5.5
+    private.source = words.seeded(3)
+    assert private.worst_epsilon(1e-5) == math.inf, "a seed's noise can be drawn again"
 
 
 def test_the_most_that_a_client_has_spent_is_not_that_of_one_who_pays_less_for_an_answer(world):

@@ -288,6 +288,7 @@ def test_the_ledger_holds_no_click(update, world, tmp_path):
                 line.pop(key, None)
         texts.append(lines)
     assert texts[0] == texts[1], "same draw, same ledger, whatever was clicked"
+    assert read(tmp_path / "2" / "ledger.jsonl").epsilon(1e-5) == math.inf, "a seed's labels can be drawn again"
 
 
 # What was clicked is the device's own record, whatever a catalogue says.

@@ -37,7 +37,7 @@ def served(world, tmp_path_factory):
 
 
 def make(served, tmp_path, **settings):
-    settings = {"budget_epsilon": 20.0, "source": words.seeded(4)} | settings
+    settings = {"budget_epsilon": 20.0} | settings
     return client.PrivateClient(served[0] / "client", tmp_path / "ledger.jsonl", **settings)
 
 
@@ -86,6 +86,15 @@ def test_asking_again_gives_the_same_draw_and_costs_nothing(served, tmp_path):
     again.record("N3")
     assert not np.array_equal(again.attention(), first) and again.spent() > cost
     again.close()
+
+
+def test_answers_of_a_seed_have_no_bound(served, tmp_path):
+    phone = make(served, tmp_path, source=words.seeded(4))
+    assert phone.spent() == 0.0
+    phone.record("N3")
+    phone.attention()
+    assert phone.spent() == np.inf
+    phone.close()
 
 
 def test_new_draws_follow_the_number_of_clicks_not_their_content(served, tmp_path):

@@ -45,6 +45,7 @@ from tfdp_rec.files import writing
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.profiles import composed_epsilon, releases_of
 from tfdp_rec.spending.ledger import Mark, Payment, Snapshot
+from tfdp_rec.sums.fixed_point import event_with
 
 DATA = Snapshot(None, "clicks that one person is served by")
 FORMAT = "tfdp_rec bundle 2"
@@ -116,7 +117,7 @@ class PrivateClient:
         budget_delta: Failure probability at which the budget is measured.
         non_sensitive: Categories whose clicks, as the phone showed them, need no protection.
         runtime: Name of the bundle's graph to run: "graph" or "tflite".
-        source: Source of the random words.
+        source: Source of the random words. Answers of words other than the operating system's are booked without bound.
 
     Raises:
         ValueError: On a budget that is out of range or less than one answer costs, a published calibration, an unknown
@@ -207,7 +208,8 @@ class PrivateClient:
         exact = [click[2] for click in window if not self._protects(click)]
         payments = accounting.exact_payments(self._ledger, exact)
         if used:
-            payments.append(Payment(self.mechanism.event, 1, "answer", self.mechanism.settings(), about=tuple(used)))
+            event = event_with(self._source, self.mechanism.event)
+            payments.append(Payment(event, 1, "answer", self.mechanism.settings(), about=tuple(used)))
         for payment in payments:
             self._ledger.pay(**vars(payment))
         shown = [self._row.get(news, 0) if click in {*used, *exact} else 0 for news, _, click in window]

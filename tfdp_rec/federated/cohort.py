@@ -126,7 +126,8 @@ def with_private_labels(
         (shown, int(labels.sample(len(shown), click, source)[0]) if client.is_secret(shown, click) else click)
         for shown, click in client.clicks
     )
-    cost = (labels.epsilon if labels.holds else math.inf) if client.spends_on_labels else 0.0
+    private = labels.holds and source is words.os_entropy  # labels of other words can be drawn again
+    cost = (labels.epsilon if private else math.inf) if client.spends_on_labels else 0.0
     return dataclasses.replace(client, clicks=clicks, label_epsilon=cost)
 
 

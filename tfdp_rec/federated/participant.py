@@ -33,6 +33,7 @@ from tfdp_rec.files import writing
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.profiles import composed_epsilon, releases_of
 from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Mark, Payment, Snapshot
+from tfdp_rec.sums.fixed_point import event_with
 
 DATA = Snapshot(None, "clicks that one person trains with")
 
@@ -181,7 +182,8 @@ class Participant:
         if not needed or self.update.label_event is None:
             return []
         items = sorted({news for index in needed for news in self.data.clicks[index][0]})
-        return [Payment(self.update.label_event, 1, "labels", self.update.settings(), about=tuple(items))]
+        event = event_with(self.source, self.update.label_event)
+        return [Payment(event, 1, "labels", self.update.settings(), about=tuple(items))]
 
     def _payment_for_round(self) -> list[Payment]:
         events = list(self.update.round_events(self.data))

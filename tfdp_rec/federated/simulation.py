@@ -150,7 +150,9 @@ class Simulation:
         """What the client at an index has spent so far, at `delta`."""
         accountant = accounting.ClientAccountant()
         self.update.charge(self.clients[index], accountant, int(self.answers[index]))
-        return accountant.epsilon(delta, disjoint=True)  # histories are fixed before the training clicks
+        spent = accountant.epsilon(delta, disjoint=True)  # histories are fixed before the training clicks
+        # Noise of words other than the operating system's can be drawn again, and subtracted.
+        return math.inf if spent and self.source is not words.os_entropy else spent
 
     def worst_epsilon(self, delta: float) -> float:
         """The most any client has spent."""
