@@ -12,7 +12,8 @@ from catalogues import named
 from scipy import stats
 
 from experiments.news.published import PublishedLabelPermutation
-from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, local, vector
+from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, grid, local, vector
+from tfdp_rec.federated import mechanism as mechanism_module
 from tfdp_rec.federated.cohort import Client, Draws, client_of, with_private_labels
 from tfdp_rec.federated.simulation import FedAdam, Simulation
 from tfdp_rec.federated.vector import PureVectorMechanism, VectorMechanism
@@ -54,9 +55,9 @@ def kinds(epsilon=5.0):
 
 
 def silence(patch):
-    patch.setattr(words, "gaussian", lambda source, shape: np.zeros(shape))
-    patch.setattr(vector, "without_gaps", lambda source, shape: np.zeros(shape))
-    patch.setattr(vector, "whole_laplace", lambda scale, source, shape: np.zeros(shape))
+    for module in (vector, mechanism_module):
+        for name in ("whole_gaussian", "whole_laplace"):
+            patch.setattr(module, name, lambda scale, source, shape: np.zeros(shape))
 
 
 def one_of(draws, index):
@@ -237,9 +238,9 @@ def test_a_release_has_the_noise_that_is_paid_for(kind):
 def test_whole_laplace_noise_reaches_every_step_and_far_out():
     """Of the lowest words and the highest: no step is out of reach, and the largest is 45 scales away."""
     scale = 1.5 * 2**20
-    digits = vector._digit(np.arange(2**20, dtype=np.uint64) << np.uint64(44), scale)
+    digits = grid._digit(np.arange(2**20, dtype=np.uint64) << np.uint64(44), scale)
     assert np.array_equal(np.unique(digits), np.arange(1024))
-    far = vector.whole_laplace(scale, lambda count: np.array([1, 2**64 - 1, 2**64 - 1, 0], np.uint64), (1,))
+    far = grid.whole_laplace(scale, lambda count: np.array([1, 2**64 - 1, 2**64 - 1, 0], np.uint64), (1,))
     assert 44 * scale < far < 46 * scale
 
 

@@ -80,7 +80,7 @@ def test_operating_system_noise_differs_between_draws_and_is_not_reseeded_by_num
 
 def test_tails_stay_finite_at_the_extreme_words():
     extremes = np.array([0, 2**64 - 1, 1, 2**64 - 2], dtype=np.uint64)
-    for draw in (words.gaussian, words.laplace, words.uniform):
+    for draw in (words.gaussian, words.uniform):
         assert np.isfinite(draw(lambda count: extremes, (4,))).all()
     assert words.gaussian(lambda count: extremes, (4,)).min() < -8
 
@@ -128,3 +128,14 @@ def test_a_clip_at_which_rounding_is_no_longer_small_is_refused(theta):
     """A bundle may name any: at 5e-324 two clipped vectors were 2.4 times as far apart as the noise was for."""
     with pytest.raises(ValueError, match="at least 1e-06"):
         AttentionMechanism(64, 2.0, clip_norm=theta, activation="relu")
+
+
+@pytest.mark.parametrize("kind, delta", ((None, 1e-5), (PureLaplace(), 0.0)))
+@pytest.mark.parametrize("clip_norm", (1.0, 0.3))
+def test_attention_and_noise_meet_on_a_grid_that_tells_nothing_of_the_data(monkeypatch, kind, delta, clip_norm):
+    monkeypatch.setattr(mechanism, "normalise", lambda values, activation: values)
+    private = AttentionMechanism(3, 2.0, delta, clip_norm=clip_norm, **({} if kind is None else {"calibration": kind}))
+    step = 2.0 ** (math.frexp(private.noise_scale)[1] - 21)
+    for attention in ([0.0, 0.0, 1.0], [1 / 3, 1 / 3, 1 / 3], [0.2, 0.1, 0.7]):
+        steps = private.release(np.tile(attention, (1000, 1)), words.seeded(5)) / step
+        assert np.array_equal(steps, np.floor(steps)) and not np.signbit(steps[steps == 0]).any()

@@ -3,11 +3,11 @@
 import math
 
 import pytest
-from dp_accounting import GaussianDpEvent, NoOpDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting import ComposedDpEvent, GaussianDpEvent, NoOpDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from scipy import optimize, special
 
 from tfdp_rec.pricing.composition import epsilon_of
-from tfdp_rec.pricing.events import PureDpEvent
+from tfdp_rec.pricing.events import FailingDpEvent, PureDpEvent
 
 
 def gaussian_epsilon(mu, delta):
@@ -60,3 +60,17 @@ def test_what_is_not_convolved_loses_nothing():
     found = epsilon_of(SelfComposedDpEvent(GaussianDpEvent(1e4), 10**8), 1e-8)
     assert gaussian_epsilon(1.0, 1e-8) <= found <= gaussian_epsilon(1.0, 1e-8) * (1 + 1e-4)
     assert epsilon_of(NoOpDpEvent(), 1e-15) == 0.0
+
+
+@pytest.mark.parametrize("delta", [math.nan, 1.0, 2.0, -1e-9])
+def test_a_delta_that_is_no_probability_is_refused(delta):
+    """ε was 0 at NaN and from 1 on."""
+    with pytest.raises(ValueError, match="delta must be at least 0 and below 1"):
+        epsilon_of(GaussianDpEvent(1.0), delta, "rdp")
+
+
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+def test_a_failure_that_never_comes_costs_nothing(accountant):
+    alone, none = GaussianDpEvent(2.0), FailingDpEvent(0.0)
+    for event in (ComposedDpEvent([alone, none]), ComposedDpEvent([alone, SelfComposedDpEvent(none, 3)])):
+        assert epsilon_of(event, 1e-6, accountant) == epsilon_of(alone, 1e-6, accountant)

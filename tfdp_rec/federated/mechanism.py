@@ -43,6 +43,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize
 
+from tfdp_rec.federated.grid import on_grid, step_of, whole_gaussian, whole_laplace
 from tfdp_rec.noise import words
 from tfdp_rec.pricing import profiles
 from tfdp_rec.pricing.events import PaddedDpEvent, PureDpEvent
@@ -89,8 +90,8 @@ class Calibration(abc.ABC):
         """Noise scale for sensitivity 1, without padding."""
 
     @abc.abstractmethod
-    def draw(self, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        """Noise of scale 1."""
+    def steps(self, scale: float, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        """Noise in whole steps of a grid (`grid.py`), of which the scale is so many."""
 
     @abc.abstractmethod
     def unpadded(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
@@ -109,8 +110,8 @@ class AnalyticGaussian(Calibration):
         0.7069
     """
 
-    def draw(self, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        return words.gaussian(source, shape)
+    def steps(self, scale: float, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        return whole_gaussian(scale, source, shape)
 
     def unpadded(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
         return GaussianDpEvent(scale / l2_sensitivity(clip_norm))
@@ -133,8 +134,8 @@ class PureLaplace(Calibration):
 
     needs_delta = False
 
-    def draw(self, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
-        return words.laplace(source, shape)
+    def steps(self, scale: float, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
+        return whole_laplace(scale, source, shape)
 
     def unpadded(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
         return PureDpEvent(l1_sensitivity(num_basis, clip_norm) / scale)
@@ -254,9 +255,11 @@ class AttentionMechanism:
         return words.bernoulli(source, self.padding, shape)
 
     def noise(self, shape: tuple[int, ...], source: words.WordSource = words.os_entropy) -> NDArray[np.float64]:
-        """Noise of the right scale (zeros when ε is infinite)."""
+        """Noise of the right scale, on its grid (zeros when ε is infinite)."""
         scale = self.noise_scale
-        return scale * self.calibration.draw(source, shape) if scale else np.zeros(shape)
+        if not scale:
+            return np.zeros(shape)
+        return step_of(scale) * self.calibration.steps(scale / step_of(scale), source, shape)
 
     def release(self, attention: ArrayLike, source: words.WordSource = words.os_entropy) -> NDArray[np.float64]:
         """Clip, add noise, normalise.
@@ -284,6 +287,8 @@ class AttentionMechanism:
         clipped = clip(attention, self.clip_norm)
         if clipped.shape[-1] != self.num_basis:
             raise ValueError(f"attention must have {self.num_basis} weights, got {clipped.shape[-1]}.")
+        if self.noise_scale:
+            clipped = on_grid(clipped, step_of(self.noise_scale))
         return normalise(clipped + np.asarray(noise), self.activation)
 
     @property

@@ -7,15 +7,7 @@ Used on local gradients in training and on user embeddings in serving ("VDP"). T
 the d coordinates while the clip bounds all of them together, so a coordinate's share of the signal shrinks with d
 (Laplace) or its root (Gaussian). That is what PrivateRec avoids.
 
-Data and noise meet as whole numbers of steps of a grid that is public, g = 2^(⌊log₂ scale⌋ − 20). A clipped vector is
-rounded to it towards zero, which makes no norm larger, so that 2C bounds the distance still. Then
-
-    Gaussian   ⌊noise / g + ½⌋ is added: as x / g is whole, the sum is a rounding of the Gaussian mechanism's output
-    Laplace    k is added, Pr[k] ∝ exp(−|k + ½| g / scale): the ratio of two vectors' chances is at most e^ε
-
-What comes after, such as the rounding to float32, knows the sum alone. In floats, noise / g reaches every step in
-some 2³⁰ ways, and each Pr[k] is right to 2⁻³⁸ of itself. Of the Laplace law the part beyond 45 scales is cut off, which
-has a chance of 2⁻⁶⁴ (docs/privacy-privaterec.md, section 5, for what this adds).
+Data and noise meet on a public grid: `grid.py`.
 
 Reference:
     Liu et al., "PrivateRec", 2022, Section 4; docs/privacy-privaterec.md, section 5.
@@ -32,13 +24,11 @@ import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 
+from tfdp_rec.federated.grid import on_grid, step_of, whole_gaussian, whole_laplace
 from tfdp_rec.federated.mechanism import LEAST_CLIP, unit_sigma
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.events import PureDpEvent
-from tfdp_rec.sums.fixed_point import without_gaps
 
-_GRID_BITS = 20  # from the scale of the noise down to a step of its grid
-_DIGIT = 2**10
 _ROUNDING = 1.0 + 1e-9  # of norms in float64, so that a clipped vector is no longer than C
 
 
@@ -79,7 +69,7 @@ class ClippedVector(abc.ABC):
     @property
     def grid(self) -> float:
         """The step of the grid on which data and noise meet; 0, which stands for no grid, without noise."""
-        return 0.0 if self.noiseless else 2.0 ** (math.frexp(self.scale)[1] - 1 - _GRID_BITS)
+        return 0.0 if self.noiseless else step_of(self.scale)
 
     @abc.abstractmethod
     def _steps(self, count: int, shape: tuple[int, ...], source: words.WordSource) -> NDArray[np.float64]:
@@ -103,7 +93,7 @@ class ClippedVector(abc.ABC):
         finite = np.isfinite(norms)
         weights = np.minimum(1.0, self.clip / np.maximum(norms * _ROUNDING, np.finfo(float).tiny))
         clipped = np.where(finite, values * np.where(finite, weights, 0.0), 0.0)
-        return self.grid * np.trunc(clipped / self.grid) + self.sum_noise(1, values.shape, source)
+        return on_grid(clipped, self.grid) + self.sum_noise(1, values.shape, source)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,7 +136,7 @@ class VectorMechanism(ClippedVector):
 
     def _steps(self, count: int, shape: tuple[int, ...], source: words.WordSource) -> NDArray[np.float64]:
         # The sum of Gaussians is a Gaussian, drawn at once.
-        return np.floor(math.sqrt(count) * self.scale / self.grid * without_gaps(source, shape) + 0.5)
+        return whole_gaussian(math.sqrt(count) * self.scale / self.grid, source, shape)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,26 +173,3 @@ class PureVectorMechanism(ClippedVector):
         for _ in range(count):  # a sum of Laplace variables is none
             total += whole_laplace(self.scale / self.grid, source, shape)
         return total
-
-
-def whole_laplace(scale: float, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Whole numbers k with Pr[k] ∝ exp(-|k + ½| / scale), for scales from 2^20 to 2^21."""
-    # k or -1 - k is geometric. Its two lowest digits to the base of 2^10 and what is left are independent, so that each
-    # can be drawn by itself: a uniform of 53 bits alone would have gaps where k is large.
-    first, second, third, fourth = source(4 * math.prod(shape)).reshape(4, *shape)
-    low = _digit(second, scale) + _DIGIT * _digit(third, scale / _DIGIT)
-    size = _DIGIT**2 * np.floor(_exponential(first, fourth) * (scale / _DIGIT**2)) + low
-    return np.where(first & np.uint64(1), size, -1.0 - size)
-
-
-def _digit(random: NDArray[np.uint64], scale: float) -> NDArray[np.float64]:
-    """The lowest digit of a geometric variable."""
-    cumulative = np.expm1(-np.arange(1, _DIGIT + 1) / scale) / np.expm1(-_DIGIT / scale)
-    uniform = (random >> np.uint64(11)).astype(np.float64) * 2.0**-53
-    return np.searchsorted(cumulative, uniform, side="right").astype(np.float64)
-
-
-def _exponential(mantissa: NDArray[np.uint64], zeros: NDArray[np.uint64]) -> NDArray[np.float64]:
-    """Exponential variables of scale 1: -log of m 2^-e, m in (1/2, 1] of 52 bits, e zeros at the end of a word."""
-    exponent = np.where(zeros, np.frexp((zeros & (~zeros + np.uint64(1))).astype(np.float64))[1] - 1, 64)
-    return exponent * math.log(2.0) - np.log(0.5 + ((mantissa >> np.uint64(12)).astype(np.float64) + 1.0) * 2.0**-53)

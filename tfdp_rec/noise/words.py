@@ -69,12 +69,6 @@ def gaussians(shape: tuple[int, ...]) -> NDArray[np.float64]:
     return gaussian(os_entropy, shape)
 
 
-def laplace(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Laplace variables of scale 1 (variance 2)."""
-    tail, sign = _tail_and_sign(source, shape)
-    return -sign * np.log(2.0 * tail)
-
-
 def bernoulli(source: WordSource, probability: float, shape: tuple[int, ...]) -> NDArray[np.bool_]:
     """True with the given probability, independently."""
     return uniform(source, shape) < probability

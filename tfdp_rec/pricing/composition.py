@@ -46,12 +46,14 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
         coarser: Factor on the width of pld's grid; rdp takes whole orders alone above 1. A quicker, looser upper bound.
 
     Raises:
-        ValueError: The event is unknown, or the accountant cannot account for it.
+        ValueError: The event is unknown, the accountant cannot account for it, or delta is no probability below 1.
 
     Example:
         >>> epsilon_of(dp_accounting.NonPrivateDpEvent(), delta=1e-6)
         inf
     """
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta must be at least 0 and below 1, got {delta!r}.")
     events.to_json(event)
     event, failing = events.without_failures(event)
     delta -= failing

@@ -223,10 +223,13 @@ def without_failures(event: DpEvent) -> tuple[DpEvent, float]:
     if isinstance(event, dp_accounting.ComposedDpEvent):
         parts = [without_failures(part) for part in event.events]
         lost = math.fsum(delta for _, delta in parts)
-        return (dp_accounting.ComposedDpEvent([part for part, _ in parts]), lost) if lost else (event, 0.0)
+        kept = [part for part, _ in parts]
+        same = all(new is old for new, old in zip(kept, event.events))
+        return (event, 0.0) if same else (dp_accounting.ComposedDpEvent(kept), lost)
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         part, delta = without_failures(event.event)
-        return (dp_accounting.SelfComposedDpEvent(part, event.count), event.count * delta) if delta else (event, 0.0)
+        same = part is event.event
+        return (event, 0.0) if same else (dp_accounting.SelfComposedDpEvent(part, event.count), event.count * delta)
     return event, 0.0
 
 
