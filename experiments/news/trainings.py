@@ -169,21 +169,18 @@ class Trainings:
             self._prepare(cell, model, clients[:count])
             clients = clients[count:]
         if cell.method.startswith("corrected"):
-            labels, source = LabelPermutation(cell.epsilon, NEGATIVES), words.seeded(cell.seed)
-            drawn = [cohort.with_private_labels(client, labels, source) for client in clients]
-            # The price is that of the operating system's words: a seed's labels have none.
-            clients = [dataclasses.replace(c, label_epsilon=min(c.label_epsilon, cell.epsilon)) for c in drawn]
+            labels, source = LabelPermutation(cell.epsilon, NEGATIVES), words.os_entropy
+            clients = [cohort.with_private_labels(client, labels, source) for client in clients]
         update = self.update_of(cell, model)
         # a user encoder that was prepared is followed, not overrun: half the rate
         rate = 0.005 if cell.method in ("corrected+public", "corrected+consented") else 0.01
         simulation = self._simulation(cell, update, clients, rate)
         simulation.run(rounds)
-        simulation.source = words.os_entropy  # the price is that of its words: a seed's noise has none
         spent = simulation.worst_epsilon(DELTA)
         return spent if math.isfinite(spent) else None
 
     def _simulation(self, cell: Cell, update: Any, clients: Any, rate: float) -> Simulation:
-        source = words.seeded(1000 + cell.seed)
+        source = words.os_entropy  # what a seed draws has no price
         size = min(self.sizes.cohort, len(clients))
         return Simulation(
             update, clients, size, FedAdam(rate, tau=1e-5), source, cell.seed, most_answers=cell.most or None

@@ -244,7 +244,8 @@ def _whole_numbers(ids: NDArray[Any], unknown: int) -> NDArray[np.int64]:
 
 
 def _is_whole(number: Any) -> bool:
-    return isinstance(number, numbers.Real) and abs(number) < 2**63 and number == int(number)
+    real: Any = number if isinstance(number, numbers.Real) else 0.5
+    return bool(abs(real) < 2**63 and real == int(real))
 
 
 def _part(items: NDArray[Any], lengths: NDArray[np.int64], catalogue: Catalogue, in_order: bool) -> Part:
