@@ -46,7 +46,7 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
         coarser: Factor on the width of pld's grid; rdp takes whole orders alone above 1. A quicker, looser upper bound.
 
     Raises:
-        ValueError: The event is unknown, the accountant cannot account for it, or delta is no probability below 1.
+        ValueError: The event is unknown, the accountant cannot account for it, or δ is no probability below 1.
 
     Example:
         >>> epsilon_of(dp_accounting.NonPrivateDpEvent(), delta=1e-6)
