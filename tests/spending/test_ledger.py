@@ -295,7 +295,8 @@ def test_a_payment_about_no_item_is_refused(filled):
     with opened(filled) as ledger:
         with pytest.raises(ValueError, match="at least one item"):
             ledger.pay(GaussianDpEvent(0.1), about=())
-        for text in ("N1", b"N1", (1, 2), ("N1", None)):  # a text would be items of a letter each
+        # A text would be items of a letter each, and an iterator is empty at its second reading.
+        for text in ("N1", b"N1", (1, 2), ("N1", None), iter(["N1"]), 5):
             with pytest.raises(ValueError, match="about must be a tuple of texts"):
                 ledger.pay(GaussianDpEvent(0.1), about=text)
 

@@ -25,7 +25,7 @@ import math
 import os
 import secrets
 import threading
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from dp_accounting import ComposedDpEvent, DpEvent, SelfComposedDpEvent
@@ -101,8 +101,11 @@ class Payment:
             raise ValueError(f"attempts must be a whole number, at least 1, got {self.attempts!r}.")
         if int(self.steps) != self.steps or self.steps < 0:
             raise ValueError(f"steps must be a whole number, at least 0, got {self.steps!r}.")
-        if isinstance(self.about, str | bytes) or not all(isinstance(item, str) for item in self.about or ()):
-            raise ValueError(f"about must be a tuple of texts, got {self.about!r}.")  # a text would be its letters
+        about: Any = () if self.about is None else self.about
+        # A text would be its letters, and an iterator is empty when it is read again: no item would pay.
+        listed = isinstance(about, Collection) and not isinstance(about, str | bytes)
+        if not listed or not all(isinstance(item, str) for item in about):
+            raise ValueError(f"about must be a tuple of texts, got {about!r}.")
         event = events.to_json(self.event)
         if finite(event) != event:
             raise ValueError(
