@@ -105,9 +105,11 @@ def test_bad_arguments_are_refused(change, words):
 SPELLINGS = [
     {3, 1}, frozenset([1, 3]), {1: 0, 3: 0}.keys(), (1, 3), [1.0, 3.0, None], [3.0, 1.0], [1, 3, float("nan")],
     np.ma.array([1, 3, 2], mask=[0, 0, 1]), [1.0, 3.0, 2.5], np.array([1, 3, 2.5, np.inf, -np.inf]), [1, 3, 2**70, "2"],
+    [1, 3, "two"], ["1", "3", "2.5"], [b"1", b"3", b"\xff"], ["1", "3", str(2**70)], np.array([1, 3, 2.5], np.float16),
 ]  # fmt: skip
 
 
+@pytest.mark.filterwarnings("error")  # a warning would tell of the user, as an error does
 @pytest.mark.parametrize("history", SPELLINGS)
 def test_each_way_to_name_items_counts_them(history):
     """Sets counted as users without items, and 2.5 as 2."""

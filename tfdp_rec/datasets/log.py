@@ -234,13 +234,25 @@ def _items_of(history: Any, in_order: bool) -> NDArray[Any]:
 
 
 def _whole_numbers(ids: NDArray[Any], unknown: int) -> NDArray[np.int64]:
-    # Ids that are missing or fractions count as unknown: an error would tell of the user who has one.
+    # Ids that are missing, fractions or no numbers count as unknown: an error would tell of the user who has one.
+    if ids.dtype.kind in "SU":  # beside one text, NumPy makes texts of a user's numbers
+        return np.array([_number_in(each, unknown) for each in ids.tolist()], np.int64)
     if ids.dtype == object:
         return np.array([int(each) if _is_whole(each) else unknown for each in ids], np.int64)
     if ids.dtype.kind == "f":
+        ids = ids.astype(np.float64)  # a float16 cannot be compared with 2^63
         whole = (np.abs(ids) < 2.0**63) & (np.trunc(ids) == ids)
         return np.where(whole, ids, unknown).astype(np.int64)
     return ids.astype(np.int64)
+
+
+def _number_in(text: str | bytes, unknown: int) -> int:
+    """The whole number that a text is, or the unknown id."""
+    try:
+        number = int(text)
+    except ValueError:
+        return unknown
+    return number if abs(number) < 2**63 else unknown
 
 
 def _is_whole(number: Any) -> bool:
