@@ -474,6 +474,15 @@ def test_what_was_not_run_is_given_back_and_can_be_paid_again(tmp_path):
             ledger.pay(GaussianDpEvent(20.0), 2)
 
 
+@pytest.mark.parametrize("delta", [math.nan, -1.0, 1.0, 2.0])
+def test_no_claim_is_made_at_a_delta_that_is_no_probability(tmp_path, delta):
+    """The claim was the budget from 1 on."""
+    with opened(tmp_path / "l.jsonl", RenyiFilter(1.0, 1e-6)) as ledger:
+        with pytest.raises(ValueError, match="delta must be at least 0 and below 1"):
+            ledger.epsilon(delta)
+        assert ledger.epsilon(0.0) == math.inf
+
+
 def test_each_item_has_the_whole_budget(tmp_path):
     limit = GaussianFilter(1.0, 1e-6)
     half = GaussianDpEvent((limit.limit / 2) ** -0.5)

@@ -52,8 +52,7 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
         >>> epsilon_of(dp_accounting.NonPrivateDpEvent(), delta=1e-6)
         inf
     """
-    if not 0 <= delta < 1:
-        raise ValueError(f"delta must be at least 0 and below 1, got {delta!r}.")
+    check_delta(delta)
     events.to_json(event)
     event, failing = events.without_failures(event)
     delta -= failing
@@ -208,6 +207,12 @@ def _fresh(accountant: str, grid: float = _PLD_GRID) -> dp_accounting.PrivacyAcc
     if accountant == "rdp":
         return dp_accounting.rdp.RdpAccountant()
     return dp_accounting.pld.PLDAccountant(value_discretization_interval=grid)
+
+
+def check_delta(delta: float) -> None:
+    """Raises for a δ that is no probability below 1."""
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta must be at least 0 and below 1, got {delta!r}.")
 
 
 def checked_epsilon(target_epsilon: float) -> None:

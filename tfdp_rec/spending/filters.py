@@ -44,7 +44,7 @@ from dp_accounting import DpEvent, GaussianDpEvent
 from dp_accounting.rdp import compute_epsilon
 
 from tfdp_rec.pricing import events
-from tfdp_rec.pricing.composition import checked_epsilon, divergences, orders
+from tfdp_rec.pricing.composition import check_delta, checked_epsilon, divergences, orders
 from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 
 _SLACK = 1e-6  # of the limit: more than sums of floats, or another version of dp_accounting, differ by
@@ -100,6 +100,7 @@ class PrivacyFilter(abc.ABC):
 
     def claim(self, delta: float) -> float:
         """ε at `delta` of everything that is ever admitted: the budget's ε, infinite below its δ."""
+        check_delta(delta)
         return self.epsilon if delta >= self.delta else math.inf
 
     def refuse_unpriced(self, event: DpEvent) -> None:
