@@ -217,7 +217,8 @@ def parts_of(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
 
 def without_failures(event: DpEvent) -> tuple[DpEvent, float]:
     """An event without its failures, and the sum of their probabilities δ', which adds to the δ of the rest."""
-    # Failures under Poisson sampling stay: no pricing of them is known, and accountants refuse the event.
+    # Failures under Poisson sampling stay, unless they never come: no pricing of them is known, and accountants refuse
+    # the event.
     if isinstance(event, FailingDpEvent):
         return dp_accounting.NoOpDpEvent(), event.delta
     if isinstance(event, dp_accounting.ComposedDpEvent):
@@ -230,6 +231,15 @@ def without_failures(event: DpEvent) -> tuple[DpEvent, float]:
         part, delta = without_failures(event.event)
         same = part is event.event
         return (event, 0.0) if same else (dp_accounting.SelfComposedDpEvent(part, event.count), event.count * delta)
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        part, delta = without_failures(event.event)
+        if part is event.event or delta > 0:
+            return event, 0.0
+        # Accountants know no sample of nothing.
+        left = [one if times == 1 else dp_accounting.SelfComposedDpEvent(one, times) for one, times in parts_of(part)]
+        rest = left[0] if len(left) == 1 else dp_accounting.ComposedDpEvent(left)
+        sampled = dp_accounting.PoissonSampledDpEvent(event.sampling_probability, rest)
+        return (sampled if left else dp_accounting.NoOpDpEvent()), 0.0
     return event, 0.0
 
 
