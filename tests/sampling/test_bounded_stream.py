@@ -80,6 +80,12 @@ def test_a_user_left_out_changes_no_other_seat(user):
     assert [set(b) - theirs for b in with_user] == [set(b) - theirs for b in without]
 
 
+def test_a_user_left_out_makes_room_for_no_other():
+    """Of four users in a stream for three, a limit in order of arrival would seat 3 only where 0 is not there."""
+    with_user, without = (seated(stream(num_units=3, expected_batch_size=3), [1, user, 2, 3, 4, 3]) for user in (0, 1))
+    assert (with_user, without) == ([[0, 1, 2], [3, 4]], [[0, 2], [3, 4]])
+
+
 @pytest.mark.parametrize("kind", ["strings", "a dataset", "a function of the batch", "tuples"])
 def test_kinds_of_events(kind):
     expected = seated(stream(), USERS)

@@ -49,7 +49,7 @@ class BoundedStream(Order):
     (docs/assumptions.md).
 
     Args:
-        num_units: Largest number of units that the stream can have; δ is judged by it.
+        num_units: Largest number of units that the stream can have; δ is judged by it, and it is not enforced.
         expected_batch_size: Number of seats in a batch.
         unit: Name of a unit in a privacy statement.
         separation: b, the number of successive batches of which a unit is in one at most.
@@ -248,6 +248,7 @@ class Seats:
         first_here = np.zeros(len(users), bool)
         first_here[np.unique(numbers_of, return_index=True)[1]] = True
         apart = self.batches - self._last[numbers_of] >= self._separation
+        # No limit on the number of users: one who leaves would make room for another, and neighbours differ in two.
         seated = first_here & apart & (self._count[numbers_of] < self._participations)
         self._last[numbers_of[seated]] = self.batches
         self._count[numbers_of[seated]] += 1
