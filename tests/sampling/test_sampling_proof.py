@@ -9,7 +9,8 @@ import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs
 from tfdp_rec.sampling import names
-from tfdp_rec.sampling.sampling_proof import SeenDraws
+from tfdp_rec.sampling.sampling_proof import SeenDraws, refuse_choosing
+from tfdp_rec.training.lookahead import lookahead
 
 UNITS, BATCH = 200, 20
 IDS = np.arange(UNITS, dtype=np.int32)
@@ -119,6 +120,40 @@ def test_batches_chosen_by_their_size_are_refused(training):
     with pytest.raises(REFUSED):
         training.fit(training.sampling.batches(fetch).take(200).filter(large), steps=60)
     assert training.steps < 60
+
+
+def seven(*element):
+    return tf.reduce_any(tf.nest.flatten(element)[0] == 7)
+
+
+CHOOSING = {
+    "take_while, again and again": lambda data: data.take_while(seven).repeat(10**6),
+    "a first draw, if it pleases": lambda data: data.take(1).filter(seven).repeat(10**6),
+    "one iteration a number": lambda data: tf.data.Dataset.range(10**6).flat_map(lambda _: data.take(1).filter(seven)),
+    "under a prefetch": lambda data: data.take_while(seven).repeat(10**6).prefetch(1),
+    "zipped with its number": lambda data: data.take(1).enumerate().filter(lambda i, e: seven(e)).map(lambda i, e: e),
+}
+
+
+@pytest.mark.parametrize("change", CHOOSING)
+def test_draws_chosen_by_their_rows_are_refused_before_the_first_step(training, change):
+    """Each iteration of these has no gap, and all had the unit that was asked for: ε was 1.98, and 27.8 in truth."""
+    data = CHOOSING[change](training.sampling.batches(fetch))
+    with pytest.raises(REFUSED, match="after sampling, which could choose among draws"):
+        training.fit(data)
+    with pytest.raises(REFUSED, match="after sampling, which could choose among draws"):
+        lookahead(data, training.model)
+    graph = CHOOSING[change](training.sampling.graph_batches(lambda indices: {"items": indices}))
+    with pytest.raises(REFUSED, match="after sampling, which could choose among draws"):
+        refuse_choosing(graph)
+    assert training.steps == 0
+
+
+def test_what_gives_draws_as_they_come_is_taken(training):
+    data = training.sampling.batches(fetch).map(lambda drawn: drawn).take(2).repeat().prefetch(2)
+    training.fit(data.with_options(tf.data.Options()), steps=4)
+    training.fit(lookahead(data, training.model).prefetch(1), steps=2)
+    assert training.steps == 6
 
 
 def test_rows_cut_off_after_sampling_are_refused(training):

@@ -78,10 +78,10 @@ class Attempts:
             self._give_back()
 
     def _give_back(self) -> None:
-        if self._left and self._payments:
-            self._payments.give_back(self.receipt, self._left)
-        self._reserved -= self._left
-        self._left = 0
+        left, self._left = self._left, 0  # first: attempts that cannot be given back count as made
+        if left and self._payments:
+            self._payments.give_back(self.receipt, left)
+        self._reserved -= left
 
     def refuse_forgetting(self, checkpoints: Checkpoints) -> None:
         """Raises `BrokenLedger` if a checkpoint records attempts that the ledger lacks."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import dp_accounting
@@ -31,7 +31,7 @@ from tfdp_rec.distribute.worker_step import Made, WorkerStep
 from tfdp_rec.keras_internals import iterator_spec, layers_within, learning_rate_of, random_states, schedule
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.refused import NotPrivate
-from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, SeenDraws, refusals_in_words, source_of
+from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, SeenDraws, refusals_in_words, refuse_choosing, source_of
 from tfdp_rec.sampling.schemes import PoissonSampling
 from tfdp_rec.spending.entries import Entries
 from tfdp_rec.spending.ledger import Ledger
@@ -115,6 +115,8 @@ class ParameterServerTrainer:
         self._every, self._saved = checkpoint_every, 0
         self._begun_with = Entries()  # what was spent on the weights before this training
         self._progress = _Progress()
+        # Held while steps are under way, which are counted at their end: what another thread releases or saves waits.
+        self._between_rounds = threading.RLock()
         cluster = Cluster(cluster_resolver.cluster_spec().as_dict())
         self._watch = Watch(cluster, seconds_without_progress)
         cluster.wait(seconds_to_connect)
@@ -173,8 +175,11 @@ class ParameterServerTrainer:
 
     def _checked_spec(self) -> Any:
         streams = self.sampling.graph_streams
-        given = self._dataset_fn().element_spec
-        self._source, spec = source_of(given), examples_of(given)
+        dataset = self._dataset_fn()
+        given = dataset.element_spec
+        self._source = source_of(given, expected_batch_size=self._optimizer.expected_batch_size)
+        if self._source.sampling is not None:
+            refuse_choosing(dataset)
         if self.sampling.graph_streams == streams:
             raise NotPrivate("dataset_fn does not draw with the sampling given: use sampling.graph_batches(...) in it.")
         if self._source.sampling not in (None, self.sampling):
@@ -182,7 +187,7 @@ class ParameterServerTrainer:
                 f"dataset_fn gives batches of another sampling ({self._source.sampling.describe()}) than sampling=: "
                 "draw with the one that is given."
             )
-        return spec
+        return examples_of(given)
 
     def _cluster_model(self) -> Any:
         model = self._model_fn()
@@ -255,7 +260,9 @@ class ParameterServerTrainer:
     def save(self) -> None:
         """Writes a checkpoint, if there is a directory for it."""
         self._refuse_unresumed("save")
-        if self._checkpoints is not None:
+        if self._checkpoints is None:
+            return
+        with self._between_rounds:
             count, mark, checkpoints = self._attempts.count, self._attempts.mark, self._checkpoints
             spent = self._spent_beside()
             self._watch.during(lambda: checkpoints.save(count, mark, spent))
@@ -310,19 +317,16 @@ class ParameterServerTrainer:
         listeners.on_epoch_begin(0)
         logs: dict[str, Any] = {}
         total = np.zeros(2)
-        try:
-            for report, number in enumerate(rounds):
-                model.steps_per_execution = number
-                listeners.on_train_batch_begin(report)
-                total += self._round(number)
-                logs = {"loss": float(total[0] / total[1]) if total[1] else float("nan")}
-                listeners.on_train_batch_end(report, logs)
-                if self._every is not None and self._attempts.count - self._saved >= self._every:
-                    self.save()
-                if model.stop_training:
-                    break
-        finally:
-            self._attempts.end()
+        for report, number in enumerate(rounds):
+            model.steps_per_execution = number
+            listeners.on_train_batch_begin(report)
+            total += self._round(number)
+            logs = {"loss": float(total[0] / total[1]) if total[1] else float("nan")}
+            listeners.on_train_batch_end(report, logs)
+            if self._every is not None and self._attempts.count - self._saved >= self._every:
+                self.save()
+            if model.stop_training:
+                break
         self.save()
         listeners.on_epoch_end(0, logs)
         listeners.on_train_end(logs)
@@ -345,22 +349,33 @@ class ParameterServerTrainer:
 
     def _round(self, number: int) -> np.ndarray:
         """So many attempts; the sum of losses and the number of examples."""
-        block = self._attempts.reserve(self._event(), number)
-        before = self._attempts.count
-        self._progress.total = np.zeros(2)
-        settings = tf.constant(self._settings(), tf.float64)
+        with self._between_rounds, self._counted():
+            block = self._attempts.reserve(self._event(), number)
+            self._progress.total = np.zeros(2)
+            settings = tf.constant(self._settings(), tf.float64)
 
-        def attempt(iterator: Any) -> None:
-            if self._attempts.take(block):
-                self._progress.add(*Made.of(self._step(iterator, settings).numpy()))
+            def attempt(iterator: Any) -> None:
+                if self._attempts.take(block):
+                    self._progress.add(*Made.of(self._step(iterator, settings).numpy()))
 
-        try:
             # Scheduling an attempt raises what an earlier one has failed of.
             with refusals_in_words(), servers_alive():
                 self._attempt_all(attempt, number)
+            return self._progress.total
+
+    @contextlib.contextmanager
+    def _counted(self) -> Iterator[None]:
+        """A block whose attempts are entered at its end, whatever it ends by."""
+        before = self._attempts.count
+        try:
+            yield
         finally:
-            self._count(self._attempts.count - before)
-        return self._progress.total
+            try:
+                # After Ctrl-C workers go on with what was scheduled: from here on none of them may take an attempt.
+                self._attempts.end()
+            finally:
+                if made := self._attempts.count - before:
+                    self._count(made)
 
     def _count(self, made: int) -> None:
         """Enters what a round has made; where a draw was used twice, which shows afterwards, nothing is proven."""
@@ -404,6 +419,8 @@ class ParameterServerTrainer:
     def model(self) -> Any:
         """The model as it stands, with all its noise, in this process: an ordinary one, to evaluate, save or export.
 
+        During a `fit` of another thread it waits for the next report, where all steps are counted.
+
         What was released must not be forgotten: a checkpoint of the settled state is written before this returns.
 
         Raises:
@@ -417,9 +434,10 @@ class ParameterServerTrainer:
         local.compile(optimizer=self._optimizer_fn(), **self._compile_options)
         if not all(layer.built for layer in layers_within(local)):
             local.table_reader(self._spec)
-        self._watch.during(lambda: self._served.fetch(local))
-        local.loaded_history().merge_saved(self._optimizer.privacy_history.snapshot())
-        self.save()
+        with self._between_rounds:
+            self._watch.during(lambda: self._served.fetch(local))
+            local.loaded_history().merge_saved(self._optimizer.privacy_history.snapshot())
+            self.save()
         return local
 
     def export(self, path: str) -> None:

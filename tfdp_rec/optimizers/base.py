@@ -562,5 +562,5 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
 
 _STALE = (
     "The clipped sum was taken for an earlier step, or was applied before: take it with "
-    "tfdp_rec.clipping.clipped_sum just before optimizer.apply, once a step"
+    "tfdp_rec.clipping.clipped_sum just before optimizer.apply, once a step."
 )

@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import functools
 import re
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -292,6 +293,10 @@ _LEFT_OUT = (
     ": the draws between were left out, and the choice may depend on their rows. Leave out filter(), skip() and "
     "shuffle() after sampling, or begin iterating anew: iter(batches).\n"
 )
+_CHOOSING = (
+    "The batches went through {} after sampling, which could choose among draws by their rows, and ε is that of draws "
+    "as they come. Leave in map, prefetch, take and repeat, and choose rows before sampling."
+)
 _NOT_DIVISIBLE = (
     "A sampled batch cannot be regrouped (batch, unbatch, padded_batch, ...): the units drawn together are what the "
     "guarantee is about. Set expected_batch_size in the sampling, or microbatch_size in compile."
@@ -353,4 +358,30 @@ def dataset_of(
             f"map makes '{changed[0]}' anew, which the batch shares, and map sees the drawn units: leave it as it is, "
             "and make it in the function that is given as shared=."
         )
+    return giving_every_draw(dataset)
+
+
+# A step sees a draw that was left out only by a gap in its iteration. What begins anew leaves no gap: `take_while` and
+# `repeat`, or one draw a time that a `filter` keeps or drops, choose among iterations. So the way from the sampling to
+# the fit is read, too.
+
+
+def giving_every_draw(dataset: tf.data.Dataset) -> tf.data.Dataset:
+    """Notes a dataset of this package that gives draws as they come."""
+    _EVERY_DRAW.add(dataset)
     return dataset
+
+
+def refuse_choosing(dataset: Any) -> None:
+    """Refuses a dataset of drawn batches in which a transformation could choose among them by their rows."""
+    while dataset not in _EVERY_DRAW:
+        made_by = type(dataset).__name__.strip("_").removesuffix("Dataset")
+        if made_by not in _AS_THEY_COME:
+            raise NotPrivate(_CHOOSING.format(made_by))
+        (dataset,) = dataset._inputs()
+
+
+_EVERY_DRAW: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()
+# The last three leave out draws, or repeat them, whatever the rows are: a step refuses them when it meets one.
+_AS_THEY_COME = {"Map", "ParallelMap", "Prefetch", "Take", "Options", "AssertCardinality", "Repeat"}
+_AS_THEY_COME |= {"Cache", "Skip", "Shuffle"}

@@ -18,7 +18,14 @@ import tensorflow as tf
 from tfdp_rec.clipping.batches import open_specs
 from tfdp_rec.clipping.recorder import recording, refuse_added_losses
 from tfdp_rec.keras_internals import build_metrics, layers_within
-from tfdp_rec.sampling.sampling_proof import as_drawn, as_tensors, without_draw
+from tfdp_rec.sampling.sampling_proof import (
+    Drawn,
+    as_drawn,
+    as_tensors,
+    giving_every_draw,
+    refuse_choosing,
+    without_draw,
+)
 from tfdp_rec.training.batch import Batch, LookAhead, examples_of
 
 _as_it_is = tf.autograph.experimental.do_not_convert  # no Python control flow here; converting takes seconds
@@ -80,7 +87,11 @@ def lookahead(dataset: tf.data.Dataset, model: Any, reader: Any = None) -> tf.da
     blank = _blank(known.element_spec[0])
     nothing = {path: tf.zeros([0], tf.int64) for path in known.element_spec[1]}
     pairs = known.concatenate(tf.data.Dataset.from_tensors((blank, nothing))).scan(blank, pair).skip(1)
-    return pairs.map(join).prefetch(2)
+    ahead = pairs.map(join).prefetch(2)
+    if isinstance(spec, Drawn):
+        refuse_choosing(dataset)
+        giving_every_draw(ahead)
+    return ahead
 
 
 def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:

@@ -26,7 +26,7 @@ from tfdp_rec.keras_internals import compiled_metrics, functional_class, layers_
 from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.checks import refuse_replicas
 from tfdp_rec.refused import NotPrivate, refuse_below
-from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_words, source_of
+from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_words, refuse_choosing, source_of
 from tfdp_rec.spending.entries import DRAWN, Entry, id_of_use
 from tfdp_rec.training.batch import Batch, examples_of, first_example
 from tfdp_rec.training.callback_checks import FitWarnings, refuse_data_dependent, several, with_budget_of_plan
@@ -344,6 +344,8 @@ class PrivateTraining(ReleaseMethods):
         spec: Any = x.element_spec
         spec = spec.batch if is_lookahead(x) else spec
         source = source_of(spec, self.shared_inputs, self.optimizer.expected_batch_size)
+        if source.sampling is not None:
+            refuse_choosing(x)
         if source.sampling is not None and class_weight is not None:
             raise ValueError(
                 "fit(class_weight=...) takes sampled batches apart: let fetch give (x, y, sample_weight) instead, with "

@@ -15,6 +15,9 @@ Guarantees:
   decay, momentum, and change of σ, C, B or η in mid-training;
 - not against an observer of the training: between releases unread rows lack noise.
 
+Tables leave out steps whose noise is below a thousandth of the largest so far, and refuse steps whose noise float32
+has no room for beside the weights (docs/privacy-noise.md): both would show which rows were read.
+
 Per row a mark of 4 bytes (`RowMarks`). The order of writes is such that a step cut short anywhere, by an error or
 Ctrl-C, could only add noise: a step is on the clock before its gradient is in a table, and noise is in a table before
 the mark that says so.
@@ -335,16 +338,16 @@ _FAINT = 2.0**-17  # of the largest η s: eight steps of the grid
 _LARGEST_GAUSSIAN = 10.0  # standard deviations that no Gaussian of ours passes
 _STALE = (
     "Rows of '{}' were read before their pending noise was applied, or the clipped sum is of an earlier step: take it "
-    "with tfdp_rec.clipping.clipped_sum just before optimizer.apply"
+    "with tfdp_rec.clipping.clipped_sum just before optimizer.apply."
 )
 _MOVES_WITHOUT_NOISE = (
     "The learning rate fell below a hundred-thousandth of its largest, and momentum still moves the weights: no noise "
-    "would hide in their last bits which rows were read. End the schedule above that, or leave momentum out"
+    "would hide in their last bits which rows were read. End the schedule above that, or leave momentum out."
 )
 _TOO_FAINT = (
     "The noise of this step is less than a millionth of a weight: in float32 a row that is read would not move, and "
-    "one that is not read would, by the noise of many steps. Use a larger learning_rate or l2_norm_clip, or DPSGD"
+    "one that is not read would, by the noise of many steps. Use a larger learning_rate or l2_norm_clip, or DPSGD."
 )
 _TOO_MUCH_DECAY = (
-    "learning_rate * weight_decay must stay below 1 for lazy decay; a table's regularizer L2(l2) counts as 2 * l2"
+    "learning_rate * weight_decay must stay below 1 for lazy decay; a table's regularizer L2(l2) counts as 2 * l2."
 )

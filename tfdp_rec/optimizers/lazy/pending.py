@@ -288,8 +288,8 @@ class RowMarks:
     def __init__(self, histories: Sequence[History], rows: Mapping[str, int], start: int, keeps_largest: bool = False):
         self._keeps_largest = keeps_largest  # where a velocity outlives a release, or a schedule says what comes
         self.clock = tf.Variable(start, trainable=False, dtype=tf.int64, name="clock")
-        # The largest η s since all rows were settled. All weights stand on its grid: on which steps a row has been read
-        # or settled must not show in a weight's last bits.
+        # The largest η s since all rows were settled, or of all steps. All weights stand on its grid: on which steps a
+        # row has been read or settled must not show in a weight's last bits.
         self.largest = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="largest")
         self.histories = histories
         self.marks = {
@@ -333,7 +333,7 @@ class RowMarks:
         return grid_of(self.largest.read_value())
 
     def is_faint(self, scale: tf.Tensor, part: float) -> tf.Tensor:
-        """Whether a step's noise is below a part of the largest since all rows were settled."""
+        """Whether a step's noise is below a part of the largest."""
         return tf.abs(scale) < part * self.largest.read_value()
 
     def tick(self, now: tf.Tensor, totals: Sequence[tf.Tensor], scale: tf.Tensor) -> Operations:
