@@ -149,6 +149,13 @@ def test_draws_chosen_by_their_rows_are_refused_before_the_first_step(training, 
     assert training.steps == 0
 
 
+def test_draws_chosen_after_look_ahead_are_refused(training):
+    data = lookahead(training.sampling.batches(fetch), training.model)
+    with pytest.raises(REFUSED, match="went through Filter after sampling"):
+        training.fit(data.take(1).filter(lambda element: seven(element.batch)).repeat(10**6))
+    assert training.steps == 0
+
+
 def test_what_gives_draws_as_they_come_is_taken(training):
     data = training.sampling.batches(fetch).map(lambda drawn: drawn).take(2).repeat().prefetch(2)
     training.fit(data.with_options(tf.data.Options()), steps=4)
