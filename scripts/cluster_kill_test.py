@@ -92,7 +92,7 @@ class NoiseSums:
         @tf.function(autograph=False)
         def draw(steps: tf.Tensor) -> tf.Tensor:
             one = lambda step: KeyedNoise(3).normal(0, tf.range(ROWS, dtype=tf.int64), step, WIDTH)  # noqa: E731
-            return tf.map_fn(one, steps, fn_output_signature=tf.float32)
+            return tf.map_fn(one, steps, fn_output_signature=tf.float64)
 
         self._draw = draw
 
@@ -100,7 +100,7 @@ class NoiseSums:
         """What the noise has moved each row by."""
         have = len(self._sums) - 1
         if steps > have:
-            new = self._draw(tf.range(have, steps, dtype=tf.int64)).numpy().astype("float64")
+            new = self._draw(tf.range(have, steps, dtype=tf.int64)).numpy()
             self._sums = np.concatenate([self._sums, self._sums[-1] + np.cumsum(new, axis=0)])
         return -RATE * SIGMA * CLIP / BATCH * self._sums[steps]
 

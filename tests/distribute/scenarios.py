@@ -26,6 +26,7 @@ from tfdp_rec.distribute import Cluster, LocalCluster, ParameterServerTrainer, s
 from tfdp_rec.distribute.attempts import LEDGER
 from tfdp_rec.distribute.parameter_server import ParameterServer
 from tfdp_rec.noise import KeyedNoise
+from tfdp_rec.optimizers.lazy.lazy_dp_sgd import LazyDPSGD
 from tfdp_rec.optimizers.tables import Table
 
 # A model with two tables, one of them divided, and a dense kernel as large as a table that is; a fixed sequence of
@@ -340,19 +341,33 @@ def budget(cluster):
     return {"attempts": trainer.attempts, "most": most, "counted": accountant.steps, "epsilon": history["epsilon"][-1]}
 
 
-_loss, _land, _step, _read = worker_step.finite_loss, ParameterServer._land, Table.step, ParameterServer._read
+_loss, _land, _read = worker_step.finite_loss, ParameterServer._land, ParameterServer._read
+_GRADIENTS = [(Table, "step"), (LazyDPSGD, "_step_touched")]  # where a server adds a gradient: eager mechanisms, lazy
+_STEPS = [getattr(kind, name) for kind, name in _GRADIENTS]
+
+
+def _gradients_wait(waiting):
+    """From now on a server adds a gradient after the operations that `waiting()` makes."""
+
+    def late(step):
+        def waits(self, *arguments):
+            with tf.control_dependencies(list(waiting())):
+                return step(self, *arguments)
+
+        return waits
+
+    for (kind, name), step in zip(_GRADIENTS, _STEPS, strict=True):
+        setattr(kind, name, late(step))
 
 
 def _without_lock(self, body):
     return sections.on_server(self.device, body)
 
 
-def _slow_step(self, ids, move, learning_rate, rounds=30):
+def _some_time(rounds=30):
     """Some milliseconds between a step's tick and its gradient, so that what can go wrong between them does."""
     square = tf.fill([200, 200], 1e-3)
-    spun = tf.while_loop(lambda i, s: i < rounds, lambda i, s: (i + 1, s @ square), (0, square), parallel_iterations=1)
-    with tf.control_dependencies(list(spun)):
-        return _step(self, ids, move, learning_rate)
+    return tf.while_loop(lambda i, s: i < rounds, lambda i, s: (i + 1, s @ square), (0, square), parallel_iterations=1)
 
 
 def _reads():
@@ -367,16 +382,14 @@ def _counted_read(self, rows):
     return found
 
 
-def _step_after_a_read(self, ids, move, learning_rate, rounds=2000):
-    """Between a step's tick and its gradient, waits for a read; two that wait for each other give up in time."""
+def _until_a_read(rounds=2000):
+    """Waits for a read; two steps that wait for each other give up in time."""
     before, square = tf.raw_ops.QueueSizeV2(handle=_reads()), tf.fill([200, 200], 1e-3)
 
     def wait(i, size, square):
         return i + 1, tf.raw_ops.QueueSizeV2(handle=_reads()), square @ square
 
-    waited = tf.while_loop(lambda i, size, _: (i < rounds) & (size == before), wait, (0, before, square))
-    with tf.control_dependencies(list(waited)):
-        return _step(self, ids, move, learning_rate)
+    return tf.while_loop(lambda i, size, _: (i < rounds) & (size == before), wait, (0, before, square))
 
 
 def _tick_if_touched(self, gradients, settings, regularization):
@@ -386,7 +399,8 @@ def _tick_if_touched(self, gradients, settings, regularization):
 
 def two_workers(steps="40"):
     """Invariants of reads and of the release, and a budget."""
-    Table.step, steps = _slow_step, int(steps)
+    steps = int(steps)
+    _gradients_wait(_some_time)
     with LocalCluster(2, 2) as cluster:
         found = {"lazy": reads(cluster, "lazy", steps)}
         return found | {"sparse": sparse(cluster, steps), "budget": budget(cluster)}
@@ -394,18 +408,19 @@ def two_workers(steps="40"):
 
 def broken():
     """The invariants where a server counts only steps that touch it, and where it has no lock."""
-    Table.step = _slow_step
+    _gradients_wait(_some_time)
     with LocalCluster(2, 2) as cluster:
         ParameterServer._land = _tick_if_touched
         found = {"tick if touched": sparse(cluster, 40)}
         ParameterServer._land, sections.Lock.section = _land, _without_lock
-        ParameterServer._read, Table.step = _counted_read, _step_after_a_read
+        ParameterServer._read = _counted_read
+        _gradients_wait(_until_a_read)
         return found | {"no lock": reads(cluster, "lazy", 20)}
 
 
 def two_workers_every_mechanism(steps):
     """The invariant of reads for each mechanism."""
-    Table.step = _slow_step
+    _gradients_wait(_some_time)
     with LocalCluster(2, 2) as cluster:
         return {name: reads(cluster, name, int(steps)) for name in LINEAR}
 
@@ -452,7 +467,7 @@ def killed_within_sections(kills, name):
     """Workers killed while servers are in sections, where these take up most of a step."""
     global WIDTH, DIRECTION  # wide rows, of which each tells by itself which steps are in it
     WIDTH, DIRECTION = 1024, np.linspace(0.5, 1.5, 1024).astype("float32") / 10
-    Table.step = functools.partialmethod(_slow_step, rounds=500)
+    _gradients_wait(functools.partial(_some_time, rounds=500))
     chance, ended = random.Random(1), []
     with LocalCluster(2, 2) as cluster:
         trainer = linear_trainer(cluster, name, 2)
