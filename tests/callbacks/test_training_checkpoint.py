@@ -19,6 +19,7 @@ from tfdp_rec.callbacks import TrainingCheckpoint, training_checkpoint
 from tfdp_rec.clipping import clipped_sum
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.privacy import PoissonSampling
+from tfdp_rec.refused import NotPrivate
 from tfdp_rec.withheld_rows import held_rows
 
 UNITS, ROWS = 60, 40
@@ -90,7 +91,7 @@ class Stop(keras.callbacks.Callback):
 class NoLastWords(TrainingCheckpoint):
     """What a killed process leaves: no checkpoint on the way out."""
 
-    def _before_release(self):
+    def before_release(self):
         pass
 
 
@@ -358,6 +359,85 @@ def test_large_tables_are_read_and_written_in_chunks(finished, one_epoch, monkey
     third.checkpoint.resume(third.model)
     for one, other in zip(third.model.get_weights(), one_epoch[1], strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+# What leaves by ways that no hook sees.
+
+
+class ReadsAKernel(keras.callbacks.Callback):
+    """Reads dense weights by themselves, which settles nothing."""
+
+    def __init__(self):
+        super().__init__()
+        self.found = []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.found.append(np.array(self.model.layers[-1].kernel))
+
+
+class ReadsAnEpochsKernel(ReadsAKernel):
+    on_train_batch_end = keras.callbacks.Callback.on_train_batch_end
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.found.append(np.array(self.model.layers[-1].kernel))
+
+
+def acts_by_function():
+    return keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+
+
+@pytest.mark.parametrize("kind", [tfdp_rec.LazyDPSGD, tfdp_rec.DPSGD])
+@pytest.mark.parametrize("reader", [ReadsAKernel, acts_by_function])
+def test_a_callback_that_acts_within_epochs_is_refused_or_says_that_it_keeps_off_weights(tmp_path, reader, kind):
+    setup = Setup(tmp_path, kind=kind)
+    with pytest.raises(NotPrivate, match="keeps_off_weights"):
+        setup.fit([reader()])
+    assert int(setup.model.optimizer.iterations) == 0
+    kept = reader()
+    kept.keeps_off_weights = True
+    setup.fit([kept], epochs=1)
+
+
+@pytest.mark.parametrize("kind", [tfdp_rec.LazyDPSGD, tfdp_rec.DPSGD])
+def test_what_a_callback_reads_between_epochs_is_in_a_checkpoint_first(tmp_path, kind):
+    reader, setup = ReadsAnEpochsKernel(), Setup(tmp_path, every=1000, kind=kind)
+    setup.checkpoint.on_epoch_end = lambda epoch, logs=None: None  # it would write one after the reader, too late
+    setup.fit([reader], epochs=1)
+    again = Setup(tmp_path, kind=kind)
+    assert again.checkpoint.resume(again.model).step == 5
+    np.testing.assert_array_equal(again.model.layers[-1].kernel, reader.found[0])
+
+
+def test_a_fit_without_the_callback_is_in_a_checkpoint_when_it_ends(finished):
+    setup = Setup(finished)
+    setup.fit(epochs=1)  # made already
+    more = {"epochs": 1, "steps_per_epoch": 3, "verbose": 0}
+    setup.model.fit(setup.sampling.batches(lambda i: (IDS[i], LABELS[i])), **more)
+    again = Setup(finished)
+    assert again.checkpoint.resume(again.model).step == 8 == again.accountant.steps
+    with pytest.raises(NotPrivate, match="keeps_off_weights"):
+        setup.model.fit(IDS, LABELS, batch_size=6, verbose=0, callbacks=[ReadsAKernel()])
+
+
+def test_steps_by_hand_are_refused_while_a_checkpoint_may_be_resumed(finished):
+    setup = Setup(finished)
+    setup.checkpoint.resume(setup.model)
+    with pytest.raises(NotPrivate, match="fit"):
+        setup.model.train_on_batch(IDS[:6], LABELS[:6])
+    with pytest.raises(NotPrivate, match="fit"):
+        setup.model.train_step((IDS[:6], LABELS[:6]))
+    os.remove(setup.checkpoint.latest())  # the training is done
+    setup.model.train_on_batch(IDS[:6], LABELS[:6])
+    setup.model.get_weights()
+    assert not setup.checkpoint.latest()
+
+
+def test_a_later_checkpoint_of_a_directory_replaces_the_one_before(finished):
+    setup = Setup(finished)
+    setup.fit(epochs=1)
+    later = TrainingCheckpoint(finished, accountant=setup.accountant)
+    later.resume(setup.model)
+    assert setup.model.release.listeners == [later]
 
 
 # A resumed model that is released.

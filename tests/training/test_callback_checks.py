@@ -56,6 +56,14 @@ def test_what_acts_on_the_training_loss_is_refused_under_a_budget(name, budgeted
         model.fit(batches(), verbose=0, callbacks=[ACTING[name](), budget])
 
 
+def test_backup_and_restore_would_forget_steps(tmp_path):
+    """A release after its last backup, then a kill: the restored training made 24 steps and told 20."""
+    model = model_of()
+    with pytest.raises(NotPrivate, match="TrainingCheckpoint"):
+        model.fit(batches(), verbose=0, callbacks=[keras.callbacks.BackupAndRestore(tmp_path)])
+    assert int(model.optimizer.iterations) == 0
+
+
 def test_without_a_budget_it_is_said():
     with pytest.warns(UserWarning, match="no ε covers"):
         refuse_data_dependent([ACTING["EarlyStopping"]()])

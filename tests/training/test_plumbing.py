@@ -61,7 +61,6 @@ def plain():
 def of_keras(folder):
     return [
         keras.callbacks.ModelCheckpoint(folder / "best.weights.h5", save_weights_only=True),
-        keras.callbacks.BackupAndRestore(folder / "backup"),
         keras.callbacks.CSVLogger(folder / "log.csv"),
         keras.callbacks.EarlyStopping("val_loss", patience=5),
         keras.callbacks.ReduceLROnPlateau("val_loss", patience=5),

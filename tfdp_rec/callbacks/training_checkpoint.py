@@ -6,11 +6,12 @@ the data.
 
 - It does not settle: pending noise stays pending, and is drawn after resuming. It holds no noise key.
 - It is complete or not there: written under another name, synced, renamed; the one before it stays until then.
-- A release is never forgotten. Whenever weights are about to leave training in the middle of a fit (by an evaluation,
-  `ModelCheckpoint`, `model.save`), or after a resumption, the settled state is checkpointed first. Otherwise a run
-  killed after a release would resume from before it, draw other noise for the same gradients, and count its steps once
-  where two releases had spent them; and a checkpoint that was resumed and released k times would give its pending noise
-  k times, to be averaged away. The states are in docs/privacy-lazy.md.
+- A release is never forgotten. Whenever weights are about to leave training (by an evaluation, `ModelCheckpoint`,
+  `model.save`, at the end of an epoch or of any fit), the settled state is checkpointed first, as long as the last
+  checkpoint is there. Otherwise a run killed after a release would resume from before it, draw other noise for the same
+  gradients, and count its steps once where two releases had spent them; and a checkpoint that was resumed and released
+  k times would give its pending noise k times, to be averaged away. Callbacks that may read weights within an epoch by
+  ways that cannot be seen are refused, as are steps outside of `fit`. The states are in docs/privacy-lazy.md.
 - ε counts each step once, by the model's privacy history; a step that was cut short may have run, and is counted.
 
 Layout: a zip archive of `training_checkpoint.json` and the raw little-endian values of each variable, in chunks.
@@ -101,6 +102,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._resumed: Resumed | None = None
         self._epoch, self._done, self._to_skip = 0, 0, 0
         self._saved: Any = None
+        self._last: str | None = None  # path of the checkpoint that was last written or resumed from
         self._own_stop = False
 
     # Hooks of fit.
@@ -145,7 +147,23 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         begin_at_epoch(self.model, None)  # the next fit begins where its caller says
         self._resumed = None
 
-    def _before_release(self) -> None:
+    # A listener of `release.py`, from `fit` or `resume` on.
+
+    @property
+    def place(self) -> str:
+        """The directory; a later callback for it replaces this one."""
+        return os.path.realpath(self.directory)
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether a training can be resumed here; no more when the last checkpoint was removed."""
+        try:
+            return self._last is None or bool(os.lstat(self._last))
+        except FileNotFoundError:
+            return False
+
+    def before_release(self) -> None:
+        """Writes a checkpoint of the present state unless the last one is of it."""
         if self._state() != self._saved:
             self.save()
 
@@ -163,6 +181,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             for name, variable in _variables(self.model):
                 with archive.open(name, "w", force_zip64=True) as file:
                     file.writelines(_chunks(variable))
+        self._last = path
         if self.accountant is not None:
             self.accountant.note_checkpoint(self.model.optimizer.dp_event())
         for path_before in older:
@@ -229,6 +248,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         path = self.latest()
         self._clean_up()
         self.set_model(model)
+        self._last = path
         if path is None:
             return None
         with zipfile.ZipFile(path) as archive:
@@ -267,11 +287,12 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         return self._resumed
 
     def _guard_releases(self) -> None:
-        # From now on what leaves the model is in a checkpoint first, whether or not a fit is going on.
+        # From now on what leaves the model is in a checkpoint first, whether or not a fit is going on, or one with this
+        # callback.
         self._saved = self._state()
         if self.model.optimizer.built:
             self.model.release.guard(self.model.optimizer)
-        self.model.when_settled(self._before_release)
+        self.model.release.listen(self)
 
     def _check(self, header: dict[str, Any], model: Any, optimizer: PrivateOptimizer) -> None:
         if not model.built:

@@ -37,7 +37,7 @@ from tfdp_rec.spending.entries import Entries
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.meter import void_of
 from tfdp_rec.training.batch import examples_of
-from tfdp_rec.training.callback_checks import several, with_budget_of_plan
+from tfdp_rec.training.callback_checks import refuse_forgetting, several, with_budget_of_plan
 from tfdp_rec.training.model import PrivateTraining
 
 _MAY_DIFFER = ("name", "learning_rate", "noise", "secure", "dense_optimizer")  # none of these touches the guarantee
@@ -306,6 +306,7 @@ class ParameterServerTrainer:
         model = self.cluster_model
         model.stop_training, model.feeding = False, self._source
         callbacks = with_budget_of_plan(self._optimizer.plan, several(callbacks))
+        refuse_forgetting(callbacks, resumable=False)
         rounds = [min(steps_per_report, steps - before) for before in range(0, steps, steps_per_report)]
         listeners = keras.callbacks.CallbackList(
             callbacks, add_history=True, add_progbar=verbose != 0, verbose=verbose, epochs=1, steps=len(rounds),

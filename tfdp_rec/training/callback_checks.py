@@ -50,6 +50,35 @@ def refuse_data_dependent(callbacks: Sequence[Any]) -> None:
     warnings.warn(sentence, stacklevel=3)
 
 
+def refuse_forgetting(callbacks: Sequence[Any], resumable: bool) -> None:
+    """Refuses callbacks by which a resumed training, `resumable` by a callback or already, would forget released steps."""
+    if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
+        raise NotPrivate(
+            "BackupAndRestore forgets the steps that were made after its last backup, though other callbacks may have "
+            "released their weights, so that a restored training would be told too small an epsilon: use "
+            "tfdp_rec.callbacks.TrainingCheckpoint."
+        )
+    # TrainingCheckpoint writes a state before it leaves by the model's own methods, and between epochs. A callback that
+    # acts within an epoch can read weights in other ways, such as `layer.kernel`, of which nothing tells.
+    if not resumable and not any(hasattr(each, "before_release") for each in callbacks):
+        return
+    names = [type(each).__name__ for each in callbacks if _is_users(each) and _acts_within_epochs(each)]
+    if names:
+        raise NotPrivate(
+            f"{', '.join(names)} acts within epochs, and this training can be resumed from a training checkpoint, "
+            "which must be written before weights are read. If the callback reads no weights, or by the model's own "
+            "methods alone (get_weights, save, predict, evaluate), give it the attribute keeps_off_weights = True; "
+            "else let it act at the end of an epoch."
+        )
+
+
+def _acts_within_epochs(callback: Any) -> bool:
+    base = keras.callbacks.Callback
+    hooks = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
+    own = any(getattr(getattr(callback, hook), "__func__", None) is not getattr(base, hook) for hook in hooks)
+    return own and not getattr(callback, "keeps_off_weights", False)
+
+
 def _acting(callback: Any) -> str | None:
     # The name of a callback that acts on a training figure.
     kind = type(callback).__name__

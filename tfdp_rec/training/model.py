@@ -12,7 +12,7 @@ model it was, and makes no claim. A private step is
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -29,7 +29,13 @@ from tfdp_rec.refused import NotPrivate, refuse_below
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_words, refuse_choosing, source_of
 from tfdp_rec.spending.entries import DRAWN, Entry, id_of_use
 from tfdp_rec.training.batch import Batch, examples_of, first_example
-from tfdp_rec.training.callback_checks import FitWarnings, refuse_data_dependent, several, with_budget_of_plan
+from tfdp_rec.training.callback_checks import (
+    FitWarnings,
+    refuse_data_dependent,
+    refuse_forgetting,
+    several,
+    with_budget_of_plan,
+)
 from tfdp_rec.training.growth import Kept, take_over
 from tfdp_rec.training.lookahead import TableReader, is_lookahead, lookahead, trace_reader, untuned
 from tfdp_rec.training.ordinary_steps import count_ordinary_step, count_ordinary_steps_of, warn_not_private
@@ -321,6 +327,7 @@ class PrivateTraining(ReleaseMethods):
             if has_own_loss_alone(self):
                 return ordinary_step(self, examples_of(data))
             return super().train_step(examples_of(data))  # type: ignore[misc]
+        self.release.refuse_steps_by_hand()
         with tf.init_scope():
             expected_batch_size = self.optimizer.expected_batch_size
         with ours():
@@ -436,10 +443,11 @@ class PrivateTraining(ReleaseMethods):
             warn_not_private(self)
             with refusals_in_words():
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
-        with self.release.training(), refusals_in_words():
+        with self.release.fitting(), refusals_in_words():
             self._refuse_thawed_or_frozen()
             callbacks = settling_ahead(with_budget_of_plan(self.optimizer.plan, several(callbacks)))
             refuse_data_dependent(callbacks)
+            refuse_forgetting(callbacks, resumable=bool(self.release.listeners))
             callbacks = [*callbacks, FitWarnings(callbacks)]
             try:
                 self.feeding = self._source_of(x, kwargs.get("class_weight"))
@@ -450,7 +458,6 @@ class PrivateTraining(ReleaseMethods):
                 try:
                     self.settle()
                 finally:
-                    self.release.forget_listeners()
                     self.feeding = None
                     if self.optimizer.plan is not None:  # whose budget has suspended the limit
                         self.optimizer.plan.limit_steps()
@@ -477,6 +484,7 @@ class PrivateTraining(ReleaseMethods):
             warn_not_private(self)
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
         with self.release.training(), refusals_in_words():
+            self.release.refuse_steps_by_hand()
             self._refuse_thawed_or_frozen()
             if self.optimizer.plan is not None:
                 self.optimizer.plan.limit_steps()
@@ -486,10 +494,6 @@ class PrivateTraining(ReleaseMethods):
     def settle(self) -> None:
         """Applies all pending noise, so that weights may leave training; quick if none is pending."""
         self.release.settle()
-
-    def when_settled(self, listener: Callable[[], None]) -> None:
-        """Calls a function, which releases nothing itself, before weights leave the present fit, after settling."""
-        self.release.listen(listener)
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")

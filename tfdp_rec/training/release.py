@@ -19,8 +19,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, Protocol
 
 import keras
 import tensorflow as tf
@@ -40,8 +40,7 @@ from tfdp_rec.refused import NotPrivate
 from tfdp_rec.withheld_rows import WithheldRows, demand_rows, withheld
 
 _LOGS_ONLY = (
-    keras.callbacks.BackupAndRestore,  # these two save through the model's own methods
-    keras.callbacks.ModelCheckpoint,
+    keras.callbacks.ModelCheckpoint,  # it saves through the model's own methods
     keras.callbacks.CSVLogger,
     keras.callbacks.EarlyStopping,
     keras.callbacks.History,
@@ -55,15 +54,32 @@ _LOGS_ONLY = (
 _ONE_THREAD = threading.RLock()  # of the thread that trains privately
 
 
+class Listener(Protocol):
+    """Object that acts before weights leave training, such as a callback that writes them to a file first.
+
+    Attributes:
+        place: Name of what it keeps; another listener of the same name replaces this one.
+        is_needed: Whether it still has something to keep.
+    """
+
+    place: str
+
+    @property
+    def is_needed(self) -> bool: ...  # noqa: D102
+
+    def before_release(self) -> None:
+        """Acts, after pending noise was applied; releases nothing itself."""
+
+
 class ReleaseGuard:
     """The releases of one model."""
 
     def __init__(self, model: Any):
         self.model = model
         self._guarded: list[keras.Variable] = []  # tables, and the velocities of their rows
-        self._at_work = self._leaving = 0
+        self._at_work = self._leaving = self._fitting = 0
         self._trained_by: int | None = None  # the thread that trains the model at present
-        self.listeners: tuple[Callable[[], None], ...] = ()
+        self._listeners: dict[str, Listener] = {}  # by place
 
     # Present state.
 
@@ -75,6 +91,16 @@ class ReleaseGuard:
             yield
         finally:
             self._at_work -= 1
+
+    @contextlib.contextmanager
+    def fitting(self) -> Iterator[None]:
+        """A block for `fit`, which settles at its end and whose callbacks were checked."""
+        with self.training():
+            self._fitting += 1
+            try:
+                yield
+            finally:
+                self._fitting -= 1
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
@@ -160,7 +186,7 @@ class ReleaseGuard:
             releases |= {id(release): release for release in debts.releases}
         for release in releases.values():
             for listener in release.listeners:
-                listener()
+                listener.before_release()
 
     def _settle_coarsest_last(self) -> None:
         """Settles all optimizers that reach these tables, directly or by a table that they share."""
@@ -183,14 +209,23 @@ class ReleaseGuard:
         if not self.at_work and tf.executing_eagerly():
             self.settle()
 
-    def listen(self, listener: Callable[[], None]) -> None:
-        """Calls `listener` from now on at every release, after pending noise was applied."""
-        if listener not in self.listeners:
-            self.listeners = (*self.listeners, listener)
+    def listen(self, listener: Listener) -> None:
+        """Has a listener act before every release from now on, as long as it is needed."""
+        self._listeners[listener.place] = listener
 
-    def forget_listeners(self) -> None:
-        """Ends `listen`, when a fit ends."""
-        self.listeners = ()
+    @property
+    def listeners(self) -> list[Listener]:
+        """The listeners that are needed."""
+        return [each for each in self._listeners.values() if each.is_needed]
+
+    def refuse_steps_by_hand(self) -> None:
+        """Refuses a step outside of `fit` if there are listeners: its weights may be read by ways that tell none."""
+        if self.listeners and not self._fitting:
+            raise NotPrivate(
+                f"A training of this model can be resumed from {self.listeners[0].place}, where every step must be "
+                "written before its weights can be read. That is ensured in fit alone: train with fit, or remove the "
+                "directory if the training is done."
+            )
 
 
 class Debts:
