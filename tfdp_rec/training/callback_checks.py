@@ -51,7 +51,7 @@ def refuse_data_dependent(callbacks: Sequence[Any]) -> None:
 
 
 def refuse_forgetting(callbacks: Sequence[Any], resumable: bool) -> None:
-    """Refuses callbacks by which a resumed training, `resumable` by a callback or already, would forget released steps."""
+    """Refuses callbacks by which a resumed training would forget released steps; it may be `resumable` without any."""
     if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
         raise NotPrivate(
             "BackupAndRestore forgets the steps that were made after its last backup, though other callbacks may have "
