@@ -17,7 +17,7 @@ PACKAGE = ROOT / "tfdp_rec"
 FLOORS = (
     {
         "demands", "files", "keras_internals", "lazily", "mechanisms", "metrics", "negative_shares",
-        "quiet", "interruption", "refused", "registration", "settings",
+        "quiet", "interruption", "refused", "registration", "settings", "shared_graphs",
     },
     {"noise", "withheld_rows"},
     {"independence"},

@@ -589,7 +589,7 @@ def refusals(cluster, dear=False):
 
     basics = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": BATCH}
     vote = {"contribution_clip": 1.0, "contribution_noise_multiplier": 1.0, "threshold": 1.0}
-    plain = lambda **options: tfdp_rec.LazyDPSGD(0.1, **basics, **options)  # noqa: E731
+    plain = lambda **options: tfdp_rec.LazyDPSGD(0.1, **{**basics, **options})  # noqa: E731
     survey = lambda: tfdp_rec.AdaFEST(0.1, **basics, **vote)  # noqa: E731
     mixing = lambda: Mixing(*(lambda m: (m.inputs, m.outputs))(ordinary_model()))  # noqa: E731
 
@@ -623,6 +623,8 @@ def refusals(cluster, dear=False):
         "plain Keras": lambda: trainer(model=lambda: keras.Sequential([keras.layers.Dense(1)])),
         "mixing": lambda: trainer(model=mixing).fit(1, verbose=0),
         "whole read": lambda: good().cluster_model.get_weights(),
+        "another batch size": lambda: trainer(optimizer=lambda: plain(expected_batch_size=2 * BATCH)),
+        "BackupAndRestore": lambda: good().fit(1, [keras.callbacks.BackupAndRestore(tempfile.mkdtemp())], verbose=0),
         "TrainingCheckpoint": lambda: good().fit(1, [checkpoint], verbose=0),
         "resume": lambda: good().resume(),
         "another sampling": lambda: trainer(batches=lambda: (drawn(), drawn_by(others))[1]),
@@ -642,6 +644,7 @@ DEAR = ("ends", "batched anew", "rows dropped")  # each takes a trainer of its o
 
 def one_worker(directory):
     """All that a cluster of one worker shows, and what is refused at once."""
+    trained_before_connecting()
     noted = noted_sections()
     with LocalCluster(1, 2) as cluster:
         found = {"resumed": resumed(cluster, os.path.join(directory, "resumed"))}
@@ -649,6 +652,14 @@ def one_worker(directory):
         found["released twice"] = released_twice(cluster, os.path.join(directory, "released"))
         found["grown"] = grown(cluster, os.path.join(directory, "grown"))
         return found | {"refusals": refusals(cluster)}
+
+
+def trained_before_connecting():
+    """Trains on one machine, with real noise: the workers of a later cluster have no function that is traced here."""
+    model = ordinary_model()
+    basics = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": BATCH}
+    model.compile(tfdp_rec.LazyDPSGD(0.1, **basics), loss="mse")
+    model.fit(fixed_batches().take(2), verbose=0)
 
 
 def beyond_strangers(description, folder, steps):

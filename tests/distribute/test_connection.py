@@ -5,8 +5,11 @@ import threading
 from types import SimpleNamespace
 
 import pytest
+import tensorflow as tf
 
+from tfdp_rec.distribute import connection
 from tfdp_rec.distribute.connection import _GONE, ServerLost, Silence, Watch
+from tfdp_rec.shared_graphs import SharedGraph
 
 
 class Listed:
@@ -107,3 +110,16 @@ def test_steps_that_do_not_end_though_all_answer():
     assert "seconds_without_progress" in str(Watch(Listed({}), 5).no_step())
     silent = Watch(Listed({"worker 0": "a:1"}), 5).no_step()
     assert silent.fact == "No step ended for 5 s. No answer from worker 0."
+
+
+def test_graphs_of_before_a_connection_are_traced_again(monkeypatch):
+    """A cluster's workers do not have them: the first step found no function of that name."""
+    traced = []
+    graph = SharedGraph(lambda x: traced.append(x) or x)
+    resolver = SimpleNamespace(cluster_spec=lambda: SimpleNamespace(as_dict=lambda: {"worker": ["here:1"]}))
+    monkeypatch.setattr(connection, "_strategies", {})
+    monkeypatch.setattr(tf.distribute, "ParameterServerStrategy", lambda resolver: object())
+    for call in (lambda: None, lambda: connection.connect(resolver), lambda: connection.connect(resolver)):
+        call()
+        graph(tf.constant(1.0))
+    assert len(traced) == 2

@@ -188,6 +188,8 @@ def test_the_invariants_notice_a_step_that_untouched_rows_do_not_count(broken):
         ("plain Keras", "TypeError: model_fn must make a model with tfdp_rec.PrivateTraining"),
         ("mixing", "(per_example_loss) puts several examples of the batch together"),
         ("whole read", "trainer.model()"),
+        ("another batch size", "expected_batch_size is 16 and the optimizer's 32"),
+        ("BackupAndRestore", "NotPrivate: BackupAndRestore forgets the steps"),
         ("TrainingCheckpoint", "give the trainer a checkpoint_directory"),
         ("resume", "pass checkpoint_directory"),
         ("deserted", "TimeoutError: No answer within 0.2 s from worker 0 (127.0.0.1:9)"),

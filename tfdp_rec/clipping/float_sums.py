@@ -26,6 +26,8 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.shared_graphs import SharedGraph
+
 
 def unit(dtype: tf.DType) -> float:
     """u: the relative error of one rounding."""
@@ -40,7 +42,7 @@ def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.cache
     def graph(*kinds: tuple[tf.DType, int]) -> Any:
         signature = [tf.TensorSpec([None] * rank, dtype) for dtype, rank in kinds]
-        return tf.function(function, input_signature=signature, autograph=False)
+        return SharedGraph(function, input_signature=signature)
 
     return functools.wraps(function)(lambda *tensors: graph(*((t.dtype, t.shape.rank) for t in tensors))(*tensors))
 

@@ -16,6 +16,7 @@ from typing import Any, TypeVar
 import tensorflow as tf
 
 from tfdp_rec.distribute.cluster import Cluster, listens
+from tfdp_rec.shared_graphs import SharedGraph
 
 Answer = TypeVar("Answer")
 _ASK_EVERY = 5.0  # seconds
@@ -136,9 +137,10 @@ _strategies: dict[str, tf.distribute.ParameterServerStrategy] = {}  # TensorFlow
 
 def connect(resolver: Any) -> tf.distribute.ParameterServerStrategy:
     """The connection of this process to a cluster, made if there is none."""
-    # TensorFlow then forgets what was traced before: a program that computes ahead of the trainer connects first.
+    # Workers have no function that was traced before: models of before the connection stay on one machine.
     key = str(sorted(resolver.cluster_spec().as_dict().items()))
     if key not in _strategies:
         _strategies.clear()
         _strategies[key] = tf.distribute.ParameterServerStrategy(resolver)
+        SharedGraph.trace_all_anew()
     return _strategies[key]

@@ -25,6 +25,7 @@ from tfdp_rec.noise.base import NoiseSource, Request
 from tfdp_rec.noise.box_muller import gaussian_pairs
 from tfdp_rec.noise.meeting import met
 from tfdp_rec.noise.threefry import threefry
+from tfdp_rec.shared_graphs import SharedGraph
 
 _WORDS = 7  # of a key and of a counter block
 _SMALLEST_BUCKET = 2**14  # pairs
@@ -173,7 +174,7 @@ def _rows_by(sample: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         return values if width % 2 == 0 else values[:, :width]
 
     # A function of its own: each table draws here, and tracing all of this takes a while.
-    return tf.function(rows, autograph=False, reduce_retracing=True)
+    return SharedGraph(rows, reduce_retracing=True)
 
 
 def _bucket(pairs: tf.Tensor) -> tf.Tensor:
@@ -185,7 +186,7 @@ def _bucket(pairs: tf.Tensor) -> tf.Tensor:
 
 
 # Shared, so that XLA compiles a length once.
-_COMPILED = tf.function(_sample, jit_compile=True, autograph=False)
-_COMPILED_NOISY = tf.function(_noisy, jit_compile=True, autograph=False)
-_COMPILED_ROWS = _rows_by(tf.function(_noisy_rows, jit_compile=True, autograph=False))
+_COMPILED = SharedGraph(_sample, jit_compile=True)
+_COMPILED_NOISY = SharedGraph(_noisy, jit_compile=True)
+_COMPILED_ROWS = _rows_by(SharedGraph(_noisy_rows, jit_compile=True))
 _ROWS = _rows_by(_noisy_rows)

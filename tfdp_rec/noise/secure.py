@@ -33,6 +33,7 @@ import tensorflow as tf
 
 from tfdp_rec.noise.base import NoiseSource, Request
 from tfdp_rec.noise.box_muller import gaussian_pairs
+from tfdp_rec.shared_graphs import SharedGraph
 
 _TERMS = 4  # Gaussians in a sum
 _WORDS = 4 * _TERMS  # uint32 words of random bits for a pair of sums
@@ -126,4 +127,4 @@ def _half_sums_of_four(words: tf.Tensor) -> tf.Tensor:
     return tf.complex(0.5 * real, 0.5 * imaginary)
 
 
-_COMPILED = tf.function(_half_sums_of_four, jit_compile=True, autograph=False)  # shared: XLA compiles a length once
+_COMPILED = SharedGraph(_half_sums_of_four, jit_compile=True)  # shared: XLA compiles a length once

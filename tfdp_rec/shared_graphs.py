@@ -1,0 +1,29 @@
+"""Graphs that all models of a process use, so that they are traced and compiled once."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import tensorflow as tf
+
+_made: list[SharedGraph] = []
+
+
+class SharedGraph:
+    """A `tf.function` that is made when a module is loaded and used by all models."""
+
+    def __init__(self, function: Callable[..., Any], **options: Any):
+        self._make = functools.partial(tf.function, function, autograph=False, **options)
+        self._graph = self._make()
+        _made.append(self)
+
+    def __call__(self, *tensors: Any) -> Any:
+        return self._graph(*tensors)
+
+    @staticmethod
+    def trace_all_anew() -> None:
+        """Has all of them traced again, as for a cluster: its workers have no function of before the connection."""
+        for each in _made:
+            each._graph = each._make()
