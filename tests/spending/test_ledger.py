@@ -309,6 +309,7 @@ def test_a_payment_about_no_item_is_refused(filled):
         (PureDpEvent(-1.0), "epsilon must be at least 0"),
         (PaddedDpEvent(PureDpEvent(1.0), 1.0), "padding must be"),
         (FailingDpEvent(1.0), "delta must be"),
+        (dp_accounting.PoissonSampledDpEvent(0.1, FailingDpEvent(0.1)), "as if unsampled"),
         (PureDpEvent(math.inf), "infinite number"),
         (GaussianDpEvent(math.inf), "noise_multiplier must be"),
     ],

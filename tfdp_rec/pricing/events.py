@@ -134,9 +134,12 @@ def to_json(event: DpEvent) -> dict[str, Any]:
         event: Event whose class, and those of its parts, are in `KINDS`.
 
     Raises:
-        ValueError: A class is unknown, or a field is out of its range.
+        ValueError: A class is unknown, a field is out of its range, or a failure is within a sampling.
     """
     name = type(event).__name__
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent) and without_failures(event.event)[1] > 0:
+        what = in_words(event)
+        raise ValueError(f"What fails within a sampling has no price here: {what}. Pay for it as if unsampled.")
     if type(event) not in KINDS:
         raise ValueError(f"{event!r} is not an event this accountant knows; known are {', '.join(_by_name())}.")
     return {"type": name} | {field: _plain(field, value) for field, value in _fields(event).items()}
