@@ -66,6 +66,10 @@ def test_offsets_that_do_not_fit_are_refused(items, offsets):
 def test_items_that_are_no_ids_are_refused():
     with pytest.raises(ValueError, match="whole numbers"):
         Log(np.array([0.5]), [0, 1])
+    with pytest.raises(ValueError, match="whole numbers"):
+        Log([0.5], [0, 1])  # it was item 0
+    with pytest.raises(ValueError, match="masked"):
+        Log(np.ma.array([1, 2], mask=[True, False]), [0, 2])
 
 
 @pytest.mark.parametrize("wrong", [[], [1, 1], [0, 0], [1.5], [[1]]])

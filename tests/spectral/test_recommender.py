@@ -111,6 +111,18 @@ def test_an_empty_history_is_answered_by_the_noisy_counts(fitted):
     assert ids.tolist() == [ITEMS[np.argsort(-fitted.released.counts)[:5]].tolist()] * 2
 
 
+@pytest.mark.parametrize("history", [[1.9], [1.9, 3], ["1.9"], [float("nan")], [None], [2**70]])
+def test_what_is_no_whole_number_is_unknown(fitted, history):
+    """1.9 was item 1."""
+    known = [3] if 3 in history else []
+    np.testing.assert_array_equal(fitted.scores([history]), fitted.scores([known]))
+    np.testing.assert_array_equal(fitted.scores([["1", 3.0]]), fitted.scores([[1, 3]]))
+    with pytest.raises(TypeError, match="which has no order"):
+        fitted.scores([{1, 3}])
+    with pytest.raises(TypeError, match="give each user's items"):
+        fitted.scores([1, 3])
+
+
 def test_users_without_items_and_unknown_ids_change_nothing_but_the_number_of_users():
     told = list(tastes(2000))
     with_more = [[*history, 8, 8, 10**12] for history in told]

@@ -66,6 +66,10 @@ class Catalogue:
         near = np.searchsorted(self._sorted, wanted).clip(max=len(self.ids) - 1)
         return np.where(self._sorted[near] == wanted, self._order[near], -1)
 
+    def places_of(self, history: ArrayLike) -> NDArray[np.int64]:
+        """Places of one history's items in their order; -1 for ids that are unknown, or no whole numbers."""
+        return self.places(_whole_numbers(_items_of(history, in_order=True), self.padding))
+
 
 @dataclass(frozen=True)
 class Part:
@@ -111,12 +115,14 @@ class Log:
     """
 
     def __init__(self, numbers: ArrayLike, offsets: ArrayLike):
-        self.numbers = numbers if isinstance(numbers, np.ndarray) else np.asarray(numbers, np.int64)
+        self.numbers = numbers if isinstance(numbers, np.ndarray) else np.asarray(numbers)
         self.offsets: NDArray[np.int64] = np.asarray(offsets, np.int64)
         total = len(self.numbers)
         fits = self.numbers.ndim == self.offsets.ndim == 1 and len(self.offsets) > 0
         if not fits or self.offsets[0] != 0 or self.offsets[-1] != total or (np.diff(self.offsets) < 0).any():
             raise ValueError(f"offsets must rise from 0 to the {total} items, got {self.offsets}.")
+        if np.ma.isMaskedArray(self.numbers):
+            raise ValueError("Items are masked: a log has one row an event; leave out those that are masked.")
         if total and not np.issubdtype(self.numbers.dtype, np.integer):
             raise ValueError(f"Items must be whole numbers, raw ids, got {self.numbers.dtype}.")
 

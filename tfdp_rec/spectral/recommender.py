@@ -377,7 +377,7 @@ class SpectralRecommender:
 
     def _weighed(self, history: ArrayLike) -> Weighed:
         """Places of a history's items and their weights; an item that occurs again counts by its last occurrence."""
-        places = self.catalogue.places(np.asarray(history, np.int64).reshape(-1))
+        places = self.catalogue.places_of(history)
         latest_first = places[places >= 0][::-1]
         different, age = np.unique(latest_first, return_index=True)
         weights = np.asarray((1.0 + np.arange(len(latest_first))) ** -self.recency, np.float64)
