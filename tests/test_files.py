@@ -1,11 +1,12 @@
 """Files are whole or not there."""
 
 import os
+import shutil
 import stat
 
 import pytest
 
-from tfdp_rec.files import replacing, row_chunks, rows_at_a_time, writing
+from tfdp_rec.files import hold, replacing, row_chunks, rows_at_a_time, unheld, writing
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
@@ -67,3 +68,19 @@ def test_chunks_are_all_rows_once(shape):
     chunks = list(row_chunks(shape, values=10))
     assert [row for start, end in chunks for row in range(start, end)] == list(range(shape[0]))
     assert all(1 <= end - start <= rows_at_a_time(shape, 10) for start, end in chunks)
+
+
+def test_a_directory_that_was_removed_is_held_anew(tmp_path):
+    hold(tmp_path / "training")
+    shutil.rmtree(tmp_path / "training")
+    hold(tmp_path / "training")
+    with unheld(tmp_path / "training") as free:
+        assert not free
+
+
+def test_a_forked_process_does_not_hold_what_its_parent_holds(tmp_path, monkeypatch):
+    hold(tmp_path)
+    hold(tmp_path)
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    with pytest.raises(ValueError, match="Another process trains"):
+        hold(tmp_path)

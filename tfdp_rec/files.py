@@ -86,7 +86,7 @@ def alone(path: Path) -> Iterator[None]:
         yield
 
 
-_held: dict[str, Any] = {}  # open files, as long as this process lives
+_held: dict[str, tuple[int, Any]] = {}  # process and open file, as long as it lives
 
 
 def hold(directory: Path) -> None:
@@ -95,19 +95,22 @@ def hold(directory: Path) -> None:
     os.makedirs(directory, mode=0o700, exist_ok=True)
     path = os.path.realpath(os.path.join(directory, "in-use"))
     if path in _held:
-        return
+        process, file = _held[path]
+        # A forked process has the file open, too, and after a removal another process may hold a new one of the name.
+        if process == os.getpid() and os.path.exists(path) and os.path.samestat(os.stat(path), os.fstat(file.fileno())):
+            return
     file = open(os.open(path, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600), "a", encoding="utf-8")
     try:
         fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:
         file.close()
         raise ValueError(f"Another process trains with {directory}: end it first, or use another directory.") from None
-    _held[path] = file
+    _held[path] = os.getpid(), file
 
 
 def let_go(directory: Path) -> None:
     """Ends `hold`."""
-    file = _held.pop(os.path.realpath(os.path.join(directory, "in-use")), None)
+    _, file = _held.pop(os.path.realpath(os.path.join(directory, "in-use")), (0, None))
     if file is not None:
         file.close()
 
@@ -139,7 +142,7 @@ class Temporary:
         lock = open(os.path.join(self.name, ".in-use"), "a", encoding="utf-8")
         fcntl.flock(lock, fcntl.LOCK_EX)  # before it has the name that others look for
         os.rename(lock.name, held := os.path.realpath(os.path.join(self.name, "in-use")))
-        _held[held] = lock
+        _held[held] = os.getpid(), lock
         self.cleanup = weakref.finalize(self, _end_of, self.name, os.getpid())
 
 

@@ -440,6 +440,252 @@ def test_a_later_checkpoint_of_a_directory_replaces_the_one_before(finished):
     assert setup.model.release.listeners == [later]
 
 
+def started(directory, steps=5, kind=tfdp_rec.LazyDPSGD, **options):
+    """A model after a fit with a checkpoint; its accountant, callback and data."""
+    setup = Setup(directory, kind=kind, noise=None, **options)
+    setup.fit(epochs=1)
+    return setup
+
+
+def trained(setup, **options):
+    batches = setup.sampling.batches(lambda i: (IDS[i], LABELS[i]))
+    setup.model.fit(batches, **{"steps_per_epoch": 5, "verbose": 0, **options})
+
+
+def told(directory, kind=tfdp_rec.LazyDPSGD):
+    """Number of steps that a new process is told of."""
+    again = Setup(directory, kind=kind)
+    again.checkpoint.resume(again.model)
+    return again.accountant.steps
+
+
+KINDS = [tfdp_rec.LazyDPSGD, tfdp_rec.DPSGD]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_of_another_optimizer_are_in_a_checkpoint_though_their_number_is_the_same(tmp_path, kind):
+    """Ten steps left, and five were told."""
+    setup = started(tmp_path, kind=kind)
+    optimizer = optimizer_of(kind)
+    setup.model.compile(optimizer, loss="mse", run_eagerly=True)
+    setup.model.get_weights()  # no step was made since
+    trained(setup)
+    assert int(optimizer.iterations) == 5 and told(tmp_path, kind) == 10
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_after_older_weights_are_in_a_checkpoint(tmp_path, kind):
+    setup = Setup(tmp_path, kind=kind, noise=None)
+    saved = keras.callbacks.ModelCheckpoint(str(tmp_path / "{epoch}.weights.h5"), save_weights_only=True)
+    setup.fit([saved], epochs=2)
+    setup.model.load_weights(tmp_path / "1.weights.h5")
+    trained(setup)
+    assert int(setup.model.optimizer.iterations) == 10 and told(tmp_path, kind) == 15
+
+
+def another_on(items, noise_multiplier=2.0):
+    ids = keras.Input([3], dtype="int32")
+    other = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(keras.layers.Flatten()(items(ids))))
+    other.compile(optimizer_of(noise_multiplier=noise_multiplier), loss="mse")
+    return other
+
+
+def test_steps_of_another_model_on_the_table_are_told(tmp_path):
+    setup = started(tmp_path)
+    other = another_on(setup.model.layers[1])
+    other.fit(IDS, LABELS, batch_size=12, verbose=0)
+    setup.model.get_weights()
+    again = model_of()
+    TrainingCheckpoint(tmp_path, accountant=setup.accountant).resume(again)
+    assert again.privacy_history.snapshot().steps == 10
+
+
+def test_what_another_model_owes_to_the_table_is_paid_before_a_checkpoint(tmp_path):
+    """It was in no file: rows that its batch had not read came back without its noise."""
+    model, checkpoint = model_of(noise=None, noise_multiplier=0.01), TrainingCheckpoint(tmp_path, every=1)
+    model.fit(IDS[6:12], LABELS[6:12], batch_size=6, verbose=0, callbacks=[checkpoint])
+    other = another_on(model.layers[1], noise_multiplier=50.0)
+    for _ in range(3):
+        other.train_on_batch(IDS[:6], LABELS[:6])
+    table = model.layers[1].embeddings
+    before = held_rows(table).numpy().copy()
+    checkpoint.save()
+    again = model_of(noise_multiplier=0.01)
+    TrainingCheckpoint(tmp_path).resume(again)
+    unread = np.setdiff1d(np.arange(ROWS), IDS[:12])
+    assert len(unread) and np.all(np.any(again.layers[1].embeddings.numpy()[unread] != before[unread], axis=1))
+
+
+def test_a_refused_resumption_leaves_nothing_of_the_checkpoint_in_the_model(killed_while_owing):
+    """Its weights stood there, without a listener: each look drew the pending noise anew."""
+    again = Setup(killed_while_owing, noise=None)
+    before = again.model.get_weights()
+    checkpoint = TrainingCheckpoint(killed_while_owing, accountant=accountant_of(again.model, UNITS + 1))
+    with pytest.raises(ValueError, match="another sampling"):
+        checkpoint.resume(again.model)
+    for one, other in zip(again.model.get_weights(), before, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+def accountant_of(model, units):
+    return tfdp_rec.privacy.Accountant(model.optimizer.dp_event(), PoissonSampling(units, 6), 1e-3, accountant="rdp")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_checkpoint_that_could_not_be_written_is_written_at_the_next_release(tmp_path, kind, monkeypatch):
+    """The fit after it took its state for a written one: nine steps were in the file, and five told."""
+    setup = started(tmp_path, kind=kind)
+    monkeypatch.setattr(training_checkpoint, "_chunks", lambda variable: iter([1 / 0]))
+    with pytest.raises(ZeroDivisionError):
+        trained(setup, steps_per_epoch=4)
+    monkeypatch.undo()
+    with pytest.raises(RuntimeError, match="ends at once"):
+        trained(setup, callbacks=[setup.checkpoint, EndsAtOnce()])
+    setup.model.save(tmp_path / "left.keras")
+    assert told(tmp_path, kind) == 9
+
+
+class EndsAtOnce(keras.callbacks.Callback):
+    def on_train_begin(self, logs=None):
+        raise RuntimeError("ends at once")
+
+
+def test_steps_by_hand_within_a_fit_are_refused(tmp_path):
+    class Tunes(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.train_on_batch(IDS[:6], LABELS[:6])
+
+    with pytest.raises(NotPrivate, match="train with fit"):
+        Setup(tmp_path).fit([Tunes()])
+
+
+def test_a_hook_that_is_set_late_is_refused(tmp_path):
+    class Late(keras.callbacks.Callback):
+        def set_model(self, model):
+            super().set_model(model)
+            self.on_train_batch_end = lambda batch, logs=None: None
+
+    with pytest.raises(NotPrivate, match="keeps_off_weights"):
+        Setup(tmp_path).fit([Late()])
+
+
+class Reads(keras.utils.PyDataset):
+    def __len__(self):
+        return 2
+
+    def __getitem__(self, number):
+        return IDS[6 * number : 6 * number + 6], LABELS[6 * number : 6 * number + 6]
+
+    def on_epoch_end(self):
+        pass
+
+
+def test_data_that_act_ahead_of_all_callbacks_are_refused(tmp_path):
+    with pytest.raises(NotPrivate, match="Reads.on_epoch_end"):
+        model_of().fit(Reads(), verbose=0, callbacks=[TrainingCheckpoint(tmp_path)])
+    Reads.keeps_off_weights = True
+    model_of().fit(Reads(), verbose=0, callbacks=[TrainingCheckpoint(tmp_path)])
+
+
+def test_a_keras_callback_with_an_own_end_of_epoch_is_no_reader(tmp_path):
+    class Saves(keras.callbacks.ModelCheckpoint):
+        def on_epoch_end(self, epoch, logs=None):
+            super().on_epoch_end(epoch, logs)
+
+    Setup(tmp_path / "training").fit([Saves(str(tmp_path / "m.keras"), save_freq=2)], epochs=1)
+    assert (tmp_path / "m.keras").exists()
+
+
+def test_another_working_directory_changes_nothing(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    setup = started("here")
+    (tmp_path / "other").mkdir()
+    monkeypatch.chdir(tmp_path / "other")
+    trained(setup)
+    assert told(tmp_path / "here") == 10
+
+
+def test_a_directory_that_is_moved_is_no_training_that_is_done(tmp_path):
+    setup = started(tmp_path / "one")
+    os.rename(tmp_path / "one", tmp_path / "two")
+    with pytest.raises(RuntimeError, match="was moved"):
+        trained(setup)
+    os.rename(tmp_path / "two", tmp_path / "one")
+    setup.model.get_weights()
+    assert told(tmp_path / "one") == 5
+
+
+def test_a_checkpoint_of_another_callback_or_model_is_not_replaced(finished):
+    one, other = Setup(finished), Setup(finished)
+    for each in (one, other):
+        each.checkpoint.resume(each.model)
+    trained(one)
+    with pytest.raises(ValueError, match="call resume"):
+        trained(other)
+    with pytest.raises(ValueError, match="of its own"):
+        one.checkpoint.set_model(other.model)
+        one.checkpoint.save()
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_a_resumed_epoch_does_not_swallow_the_end_that_another_callback_asks_for(killed_while_owing, first):
+    class Ends(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            self.model.stop_training = True
+
+    setup = Setup(killed_while_owing, noise=None)
+    assert setup.checkpoint.resume(setup.model).steps_in_epoch == 3
+    both = [Ends(), setup.checkpoint] if first else [setup.checkpoint, Ends()]
+    trained(setup, callbacks=both, epochs=3)
+    assert setup.accountant.steps == 5
+
+
+def test_a_release_ahead_of_the_callback_counts_its_step_in_the_epoch(tmp_path):
+    class Saves(keras.callbacks.Callback):
+        keeps_off_weights = True
+
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 2:
+                self.model.get_weights()
+                raise KeyboardInterrupt
+
+    setup = Setup(tmp_path, noise=None)
+    with pytest.raises(KeyboardInterrupt):
+        trained(setup, callbacks=[Saves(), setup.checkpoint])
+    again = Setup(tmp_path, noise=None)
+    assert again.checkpoint.resume(again.model).steps_in_epoch == 3
+
+
+def test_a_model_compiled_for_something_else_is_released_as_it_was(tmp_path):
+    """It ended in an AttributeError."""
+    setup = started(tmp_path)
+    before = setup.model.get_weights()
+    for optimizer in ("sgd", optimizer_of(tfdp_rec.DPSGD)):
+        setup.model.compile(optimizer, loss="mse")
+        for one, other in zip(setup.model.get_weights(), before, strict=True):
+            np.testing.assert_array_equal(one, other)
+    setup.model.compile("sgd", loss="mse")
+    setup.model.fit(IDS, LABELS, verbose=0)
+    with pytest.raises(RuntimeError, match="if its training is done"):
+        setup.model.get_weights()
+
+
+def test_a_model_whose_layers_have_other_names_is_resumed(tmp_path):
+    """The marks were kept by the path of the table, which Keras numbers in each process."""
+
+    def unnamed():
+        ids = keras.Input([3], dtype="int32")
+        hidden = keras.layers.Flatten()(keras.layers.Embedding(ROWS, 4)(ids))
+        model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(hidden))
+        model.compile(optimizer_of(), loss="mse")
+        return model
+
+    unnamed().fit(IDS, LABELS, batch_size=6, verbose=0, callbacks=[TrainingCheckpoint(tmp_path)])
+    again = unnamed()
+    again.prepare((IDS[:1], LABELS[:1]))
+    assert TrainingCheckpoint(tmp_path).resume(again).step == 10
+
+
 # A resumed model that is released.
 
 
@@ -497,7 +743,15 @@ def test_an_interrupted_resumption_tells_its_steps_and_lets_no_row_out_without_i
     owing, before = whole.model.optimizer.row_marks.marks[table.path].numpy() < 3, held_rows(table).numpy()
     assert np.array_equal(before, held_rows(whole.model.layers[1].embeddings).numpy()) == (filled > 3)
     if filled > 3:  # clock, largest scale, totals and marks came first
-        np.testing.assert_array_equal(np.any(table.numpy() != before, axis=1), owing)
+        np.testing.assert_array_equal(np.any(looked_at(table) != before, axis=1), owing)
+
+
+def looked_at(table):
+    """The rows after a look at them, which is refused: each look at a checkpoint would draw its noise anew."""
+    with pytest.raises(RuntimeError, match="resumption .* was interrupted"):
+        table.numpy()
+    assert vars(table)["_value"].read_value().shape[0] == 0
+    return held_rows(table).numpy()
 
 
 @pytest.mark.parametrize("filled", [0, 1, 2, 3])  # clock, largest scale, totals, marks
@@ -520,7 +774,7 @@ def test_a_resumption_over_a_model_that_owes_noise_forgets_none_of_it(killed_whi
     monkeypatch.setattr(training_checkpoint, "_fill", interrupted)
     with pytest.raises(KeyboardInterrupt):
         again.checkpoint.resume(again.model)
-    changed = np.any(table.numpy() != before, axis=1)
+    changed = np.any(looked_at(table) != before, axis=1)
     assert np.all(changed[owing])
 
 

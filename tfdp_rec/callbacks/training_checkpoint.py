@@ -4,7 +4,8 @@ Rows in a training checkpoint may still owe noise, and its marks say how much. I
 `NNNNNN-step-S.training-checkpoint`, that no Keras function loads, readable by its owner alone. Keep it as private as
 the data.
 
-- It does not settle: pending noise stays pending, and is drawn after resuming. It holds no noise key.
+- It does not settle: pending noise stays pending, and is drawn after resuming. It holds no noise key. (Tables that
+  several models train are settled first: what the others owe is in no file of this model.)
 - It is complete or not there: written under another name, synced, renamed; the one before it stays until then.
 - A release is never forgotten. Whenever weights are about to leave training (by an evaluation, `ModelCheckpoint`,
   `model.save`, at the end of an epoch or of any fit), the settled state is checkpointed first, as long as the last
@@ -19,6 +20,7 @@ Layout: a zip archive of `training_checkpoint.json` and the raw little-endian va
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import os
@@ -38,6 +40,7 @@ from tfdp_rec.optimizers.checks import regularizer_decay
 from tfdp_rec.optimizers.tables import scatter
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.entries import Entries
+from tfdp_rec.training.release import debts_of
 from tfdp_rec.withheld_rows import held_rows
 
 SUFFIX = ".training-checkpoint"
@@ -45,6 +48,7 @@ _HEADER = "training_checkpoint.json"
 _NAME = re.compile(rf"(\d+)-step-(\d+){re.escape(SUFFIX)}$")
 _MAY_DIFFER = ("name", "learning_rate", "noise", "secure", "dense_optimizer")  # none of these touches the guarantee
 _CHUNK_VALUES = 1 << 22
+_OWN_STOP = "the resumed epoch has all its steps"  # a value of `stop_training`, which is true; others set True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -72,8 +76,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         sampling: Sampling scheme, if there is no accountant to keep it.
 
     Raises:
-        ValueError: `every` is not positive; in `fit`, the directory holds a checkpoint that was not resumed from, or
-            another process trains with the directory.
+        ValueError: `every` is not positive; in `fit`, the last checkpoint of the directory is not the one that was
+            resumed from or written, or another process trains with the directory.
+        RuntimeError: At a release, no checkpoint can be written of what would leave.
         TypeError: In `fit` and `resume`, the model was not compiled with a mechanism of this package.
 
     Example:
@@ -96,14 +101,17 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         super().__init__()
         if every is not None and (int(every) != every or every < 1):
             raise ValueError(f"every must be a positive number of steps or None, got {every!r}.")
-        self.directory = os.fspath(directory)
+        self.directory = os.path.abspath(directory)
         self.every, self.accountant = every, accountant
         self._holders = {"accountant": accountant, "sampling": sampling}  # of a state that is kept with the model's
         self._resumed: Resumed | None = None
-        self._epoch, self._done, self._to_skip = 0, 0, 0
-        self._saved: Any = None
-        self._last: str | None = None  # path of the checkpoint that was last written or resumed from
-        self._own_stop = False
+        self._epoch, self._to_skip = 0, 0
+        self._epoch_began: int | None = None  # number of steps made before the present epoch; None between epochs
+        self._saved: _State | None = None  # of the checkpoint that was last written or resumed from
+        self._checked = 0  # number of steps when the last checkpoint was written, or the fit began
+        self._last: _File | None = None
+        self._kept: Any = None  # the model whose checkpoint that is
+        self._resuming = False
 
     # Hooks of fit.
 
@@ -111,36 +119,32 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         _private_optimizer(self.model)
         hold(self.directory)
         self._clean_up()
-        last = self.latest()
-        if last is not None and self._saved is None:
-            raise ValueError(
-                f"{last} is of an earlier training, whose privacy cost would be forgotten: call resume(model) before "
-                "fit, or use another directory."
-            )
+        self._refuse_others()
         if self.accountant is not None:
             self.accountant.follow(self.model)
         self._to_skip = self._resumed.steps_in_epoch if self._resumed else 0
         if self._resumed is not None:
             begin_at_epoch(self.model, self._resumed.epoch)
+        self._checked = self._steps()
         self._guard_releases()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         begin_at_epoch(self.model, None)
-        self._epoch, self._done = epoch, self._to_skip
+        self._epoch, self._epoch_began = epoch, self._steps() - self._to_skip
         self._resumed = None
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self._done = self._to_skip + batch + 1
-        if self.every is not None and self._steps() - self._saved[0] >= self.every:
+        if self.every is not None and self._steps() - self._checked >= self.every:
             self.save()
         # A resumed epoch ends early by the steps that were made before.
-        if self._to_skip and self._done >= (self.params.get("steps") or float("inf")) and not self.model.stop_training:
-            self.model.stop_training = self._own_stop = True
+        all_made = self._to_skip and self._done >= (self.params.get("steps") or float("inf"))
+        if all_made and not self.model.stop_training:
+            self.model.stop_training = _OWN_STOP
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        if self._own_stop:
-            self.model.stop_training = self._own_stop = False
-        self._epoch, self._done, self._to_skip = epoch + 1, 0, 0
+        if self.model.stop_training is _OWN_STOP:
+            self.model.stop_training = False
+        self._epoch, self._epoch_began, self._to_skip = epoch + 1, None, 0
         self.save()
 
     def on_train_end(self, logs: Any = None) -> None:
@@ -157,21 +161,34 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     @property
     def is_needed(self) -> bool:
         """Whether a training can be resumed here; no more when the last checkpoint was removed."""
-        try:
-            return self._last is None or bool(os.lstat(self._last))
-        except FileNotFoundError:
-            return False
+        return self._last is None or self._last.exists or self.latest() is not None
 
     def before_release(self) -> None:
         """Writes a checkpoint of the present state unless the last one is of it."""
-        if self._state() != self._saved:
-            self.save()
+        if self._resuming:
+            raise RuntimeError(
+                f"The resumption from {self.directory} was interrupted, and each look at a part of a checkpoint would "
+                "draw its noise anew: resume again, with a model that is made anew."
+            )
+        state = self._state()
+        if state == self._saved:
+            return
+        if not _made_steps(self.model):  # the model was compiled anew
+            if self._saved is None or state.history == self._saved.history:
+                return
+            raise RuntimeError(
+                f"The model was compiled with {type(self.model.optimizer).__name__} and trained on, which no training "
+                f"checkpoint keeps: remove {self.directory} if its training is done."
+            )
+        self.save()
 
     # Saving.
 
     def save(self) -> str:
         """Writes a checkpoint of the present state, not settled; returns its path."""
         hold(self.directory)
+        self._refuse_others()
+        _settle_shared(self.model)
         older = self._paths()
         number = 1 + max((int(_NAME.search(path).group(1)) for path in older), default=0)  # type: ignore[union-attr]
         path = os.path.join(self.directory, f"{number:06d}-step-{self._steps()}{SUFFIX}")
@@ -181,12 +198,12 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             for name, variable in _variables(self.model):
                 with archive.open(name, "w", force_zip64=True) as file:
                     file.writelines(_chunks(variable))
-        self._last = path
+        self._last, self._kept = _File(path), self.model
         if self.accountant is not None:
             self.accountant.note_checkpoint(self.model.optimizer.dp_event())
         for path_before in older:
             os.remove(path_before)
-        self._saved = state
+        self._saved, self._checked = state, self._steps()
         return path
 
     def _header(self) -> dict[str, Any]:
@@ -208,11 +225,36 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def _steps(self) -> int:
         return int(self.model.optimizer.iterations.numpy())
 
-    def _state(self) -> tuple[int, int | None, bool]:
-        # What changes when the weights do: steps, the ledger's clock (failed steps too), settled or not.
+    @property
+    def _done(self) -> int:
+        # The number of steps of the present epoch that are made.
+        return 0 if self._epoch_began is None else self._steps() - self._epoch_began
+
+    def _state(self) -> _State:
+        history = self.model.saved_history()
+        text = "" if history is None else history.dumps()
+        if not _made_steps(self.model):
+            return _State(text)
         optimizer = self.model.optimizer
         clock = optimizer.pending_variables.get("clock")
-        return self._steps(), None if clock is None else int(clock.numpy()), getattr(optimizer, "releasable", True)
+        clock = None if clock is None else int(clock.numpy())
+        return _State(text, self._steps(), clock, getattr(optimizer, "releasable", True))
+
+    def _refuse_others(self) -> None:
+        # A checkpoint of another callback, process or model would be replaced, and with it what was spent there.
+        last = self.latest()
+        if last is None:
+            return
+        if self._last is None or os.path.basename(last) != os.path.basename(self._last.path) or not self._last.exists:
+            raise ValueError(
+                f"{last} is of an earlier training, or of another model, whose privacy cost would be forgotten: call "
+                "resume(model) before fit, or use another directory."
+            )
+        if self._kept is not self.model:
+            raise ValueError(
+                f"{last} is of another model than the one in training: give each model a TrainingCheckpoint and a "
+                "directory of its own."
+            )
 
     def _paths(self) -> list[str]:
         names = os.listdir(self.directory) if os.path.isdir(self.directory) else []
@@ -248,12 +290,17 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         path = self.latest()
         self._clean_up()
         self.set_model(model)
-        self._last = path
         if path is None:
             return None
-        with zipfile.ZipFile(path) as archive:
+        with _opened(path) as archive:
             header = json.loads(archive.read(_HEADER))
             self._check(header, model, optimizer)
+            for key, holder in self._holders.items():
+                if holder is not None:
+                    holder.set_state(header[key])
+            # Until all of it stands here nothing leaves: each look would draw the pending noise anew.
+            self._last, self._kept, self._saved, self._resuming = _File(path), model, None, True
+            self._guard_releases()
             # What was spent, then what rows owe, then the weights: an interruption on the way lets nothing out that is
             # not told, or without its noise.
             optimizer.privacy_history.merge_saved(Entries.loads(header["history"]))
@@ -276,20 +323,16 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                     fill(pending)
                 fill(name for name in shapes if name not in pending)
             optimizer.privacy_history.restored()
-        for key, holder in self._holders.items():
-            if holder is not None:
-                holder.set_state(header[key])
         if self.accountant is not None:
             self.accountant.follow(model)
         self._resumed = _normalised(header)
-        self._epoch, self._done = self._resumed.epoch, self._resumed.steps_in_epoch
-        self._guard_releases()
+        self._epoch, self._epoch_began = self._resumed.epoch, self._steps() - self._resumed.steps_in_epoch
+        self._saved, self._resuming = self._state(), False
         return self._resumed
 
     def _guard_releases(self) -> None:
         # From now on what leaves the model is in a checkpoint first, whether or not a fit is going on, or one with this
         # callback.
-        self._saved = self._state()
         if self.model.optimizer.built:
             self.model.release.guard(self.model.optimizer)
         self.model.release.listen(self)
@@ -315,6 +358,59 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             if (holder is None) != (header[key] is None):
                 here, there = ("None", "one") if holder is None else ("one", "None")
                 raise ValueError(f"The checkpoint was written with {key}={there}, this callback has {here}.")
+
+
+@dataclasses.dataclass(frozen=True)
+class _State:
+    # What changes when the weights do. The number of steps alone may fall, by another optimizer or older weights.
+    history: str  # of all models that train the weights
+    steps: int | None = None  # of the optimizer; None if it has made none
+    clock: int | None = None  # of what is pending, which counts failed steps, too
+    settled: bool = True
+
+
+class _File:
+    """A checkpoint's file, which is there until it is removed, wherever it is moved to."""
+
+    def __init__(self, path: str):
+        self.path, self._open = path, open(path, "rb")  # noqa: SIM115
+
+    @property
+    def exists(self) -> bool:
+        if os.path.lexists(self.path) and os.path.samestat(os.lstat(self.path), os.fstat(self._open.fileno())):
+            return True
+        if os.fstat(self._open.fileno()).st_nlink == 0:
+            return False
+        raise RuntimeError(
+            f"{self.path} was moved, and a training that is resumed from it would not know of later releases: move it "
+            "back, or remove it if the training is done."
+        )
+
+    def __del__(self) -> None:
+        self._open.close()
+
+
+def _made_steps(model: Any) -> bool:
+    # Whether the model's optimizer may have made private steps.
+    return isinstance(model.optimizer, PrivateOptimizer) and bool(model.optimizer.built)
+
+
+def _settle_shared(model: Any) -> None:
+    # What other models owe to shared tables is in no checkpoint of this one.
+    own = model.optimizer
+    tables = [table.variable for table in own.tables.values()]
+    if any(other is not own for table in tables for other in debts_of(table)):
+        model.release.settle_all_models()
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[zipfile.ZipFile]:
+    try:
+        archive = zipfile.ZipFile(path)
+    except zipfile.BadZipFile as problem:
+        raise ValueError(f"{path} is damaged ({problem}): bring back a copy of the last checkpoint.") from problem
+    with archive:
+        yield archive
 
 
 def _private_optimizer(model: Any) -> PrivateOptimizer:
@@ -348,7 +444,9 @@ def _variables(model: Any) -> Iterator[tuple[str, tf.Variable]]:
     for kind, variables in (("model", model.variables), ("optimizer", model.optimizer.variables)):
         kept = [v for v in variables if id(v) not in metrics]
         yield from ((f"{kind}/{i}", held_rows(v)) for i, v in enumerate(kept))
-    yield from ((f"ledger/{name}", v) for name, v in model.optimizer.pending_variables.items())
+    # By the table's number: Keras numbers the layers of a process, so that a path may differ in the next one.
+    numbers = {f"marks/{path}": f"marks/{table.number}" for path, table in model.optimizer.tables.items()}
+    yield from ((f"ledger/{numbers.get(name, name)}", v) for name, v in model.optimizer.pending_variables.items())
 
 
 def _shape(variable: tf.Variable) -> list[int]:

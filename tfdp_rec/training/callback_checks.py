@@ -50,7 +50,7 @@ def refuse_data_dependent(callbacks: Sequence[Any]) -> None:
     warnings.warn(sentence, stacklevel=3)
 
 
-def refuse_forgetting(callbacks: Sequence[Any], resumable: bool) -> None:
+def refuse_forgetting(callbacks: Sequence[Any], resumable: bool, data: Any = None) -> None:
     """Refuses callbacks by which a resumed training would forget released steps; it may be `resumable` without any."""
     if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
         raise NotPrivate(
@@ -63,19 +63,23 @@ def refuse_forgetting(callbacks: Sequence[Any], resumable: bool) -> None:
     if not resumable and not any(hasattr(each, "before_release") for each in callbacks):
         return
     names = [type(each).__name__ for each in callbacks if _is_users(each) and _acts_within_epochs(each)]
+    # Keras has the data act at the end of an epoch ahead of all callbacks.
+    acts = isinstance(data, keras.utils.PyDataset) and type(data).on_epoch_end is not keras.utils.PyDataset.on_epoch_end
+    if acts and not getattr(data, "keeps_off_weights", False):
+        names.append(f"{type(data).__name__}.on_epoch_end")
     if names:
         raise NotPrivate(
             f"{', '.join(names)} acts within epochs, and this training can be resumed from a training checkpoint, "
-            "which must be written before weights are read. If the callback reads no weights, or by the model's own "
+            "which must be written before weights are read. If it reads no weights, or by the model's own "
             "methods alone (get_weights, save, predict, evaluate), give it the attribute keeps_off_weights = True; "
             "else let it act at the end of an epoch."
         )
 
 
 def _acts_within_epochs(callback: Any) -> bool:
-    base = keras.callbacks.Callback
     hooks = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
-    own = any(getattr(getattr(callback, hook), "__func__", None) is not getattr(base, hook) for hook in hooks)
+    written_by = (getattr(getattr(callback, hook), "__func__", getattr(callback, hook)).__module__ for hook in hooks)
+    own = any(not module.startswith("keras.") for module in written_by)
     return own and not getattr(callback, "keeps_off_weights", False)
 
 
@@ -103,6 +107,7 @@ class FitWarnings(keras.callbacks.Callback):
         self._others = callbacks
 
     def on_train_begin(self, logs: Any = None) -> None:
+        refuse_forgetting(self._others, resumable=False)  # again: hooks may have been set in set_model
         optimizer, history = self.model.optimizer, self.model.privacy_history
         if not history.followed and not isinstance(optimizer.dp_event(), NonPrivateDpEvent):
             history.followed = True  # once per model

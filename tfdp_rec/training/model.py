@@ -327,7 +327,7 @@ class PrivateTraining(ReleaseMethods):
             if has_own_loss_alone(self):
                 return ordinary_step(self, examples_of(data))
             return super().train_step(examples_of(data))  # type: ignore[misc]
-        self.release.refuse_steps_by_hand()
+        self.release.refuse_steps_by_hand(in_fit=True)
         with tf.init_scope():
             expected_batch_size = self.optimizer.expected_batch_size
         with ours():
@@ -447,7 +447,7 @@ class PrivateTraining(ReleaseMethods):
             self._refuse_thawed_or_frozen()
             callbacks = settling_ahead(with_budget_of_plan(self.optimizer.plan, several(callbacks)))
             refuse_data_dependent(callbacks)
-            refuse_forgetting(callbacks, resumable=bool(self.release.listeners))
+            refuse_forgetting(callbacks, resumable=bool(self.release.listeners), data=x)
             callbacks = [*callbacks, FitWarnings(callbacks)]
             try:
                 self.feeding = self._source_of(x, kwargs.get("class_weight"))

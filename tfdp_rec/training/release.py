@@ -179,16 +179,16 @@ class ReleaseGuard:
     def settle(self) -> None:
         """Applies all noise that is owed to the tables, and calls the listeners of all models that train them."""
         releases: dict[int, ReleaseGuard] = {id(self): self}
-        self._settle_coarsest_last()
+        self.settle_all_models()
         for variable in self._guarded:
-            debts = guarded(variable)
-            debts.settle()
-            releases |= {id(release): release for release in debts.releases}
+            releases |= {id(release): release for release in guarded(variable).releases}
         for release in releases.values():
             for listener in release.listeners:
                 listener.before_release()
+        for variable in self._guarded:  # last: where a listener fails, rows stay out of reach of compiled functions
+            guarded(variable).publish()
 
-    def _settle_coarsest_last(self) -> None:
+    def settle_all_models(self) -> None:
         """Settles all optimizers that reach these tables, directly or by a table that they share."""
         # Each rounds all rows to its own grid. Were the finest last, rows that owe it nothing would show by theirs.
         found: dict[int, PrivateOptimizer] = {}
@@ -218,9 +218,9 @@ class ReleaseGuard:
         """The listeners that are needed."""
         return [each for each in self._listeners.values() if each.is_needed]
 
-    def refuse_steps_by_hand(self) -> None:
+    def refuse_steps_by_hand(self, in_fit: bool = False) -> None:
         """Refuses a step outside of `fit` if there are listeners: its weights may be read by ways that tell none."""
-        if self.listeners and not self._fitting:
+        if self.listeners and not (in_fit and self._fitting):
             raise NotPrivate(
                 f"A training of this model can be resumed from {self.listeners[0].place}, where every step must be "
                 "written before its weights can be read. That is ensured in fit alone: train with fit, or remove the "
@@ -259,6 +259,10 @@ class Debts:
             release.refuse_other_threads()
         for optimizer in sorted(self._optimizers, key=lambda one: one.coarseness):
             optimizer.settle()
+        self.publish()
+
+    def publish(self) -> None:
+        """Puts the rows, which owe nothing, where every read finds them."""
         if (places := withheld(self._variable)) is not None:
             places.publish()
 
