@@ -73,6 +73,8 @@ def test_chunks_are_all_rows_once(shape):
 def test_a_directory_that_was_removed_is_held_anew(tmp_path):
     hold(tmp_path / "training")
     shutil.rmtree(tmp_path / "training")
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training/in-use").touch()  # by another process
     hold(tmp_path / "training")
     with unheld(tmp_path / "training") as free:
         assert not free

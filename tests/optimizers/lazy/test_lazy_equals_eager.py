@@ -166,7 +166,8 @@ EVENTS = st.one_of(
     st.tuples(st.just("release"), st.none()),
     st.tuples(st.just("resume"), st.none()),
     st.tuples(st.just("l2_norm_clip"), st.floats(0.3, 3.0)),
-    st.tuples(st.just("noise_multiplier"), st.floats(0.0, 3.0)),
+    # No noise, or not so much less than before that tables leave the step out.
+    st.tuples(st.just("noise_multiplier"), st.just(0.0) | st.floats(0.2, 3.0)),
     st.tuples(st.just("expected_batch_size"), st.floats(1.0, 9.0)),
 )
 RECURSIONS = st.sampled_from(
