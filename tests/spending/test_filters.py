@@ -356,7 +356,6 @@ UNPRICED = [
     PLAN,
     FailingDpEvent(1e-12),
     PoissonSampledDpEvent(0.1, LaplaceDpEvent(9.0)),
-    PoissonSampledDpEvent(0.1, dp_accounting.ComposedDpEvent([GaussianDpEvent(9.0), FailingDpEvent(1e-12)])),
 ]
 
 
