@@ -274,8 +274,9 @@ def test_a_resumption_that_is_cut_short_among_the_buffers_makes_no_step(kind, tm
     with pytest.raises(KeyboardInterrupt):
         TrainingCheckpoint(tmp_path).resume(again)
     monkeypatch.undo()
-    with pytest.raises(REFUSED, match="cut short"):
+    with pytest.raises((*REFUSED, RuntimeError), match="cut short|was interrupted"):
         fit(again, FixedOrder(UNITS, BATCH), 1, position=0)
+    assert int(again.optimizer.iterations) == 0
     TrainingCheckpoint(tmp_path).resume(again)
     fit(again, FixedOrder(UNITS, BATCH), 1)
     assert again.optimizer.position == 4

@@ -168,7 +168,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if self._resuming:
             raise RuntimeError(
                 f"The resumption from {self.directory} was interrupted, and each look at a part of a checkpoint would "
-                "draw its noise anew: resume again, with a model that is made anew."
+                "draw its noise anew: resume again."
             )
         state = self._state()
         if state == self._saved:
