@@ -162,7 +162,7 @@ def test_wrong_questions_are_answered_in_a_sentence(server, question, says):
         ("GET", PREDICT, None, {}, 405, "Send a POST"),
         ("GET", "/", None, {}, 404, "There is nothing at /"),
         ("GET", "/v1/models/../../etc/passwd", None, {}, 404, "There is nothing"),
-        ("DELETE", "/v1/models/shop", None, {}, 501, "Unsupported method"),
+        ("DELETE", "/v1/models/shop", None, {}, 501, "Not Implemented"),
         ("POST", PREDICT, b"{}", {"Host": "evil.example"}, 403, "localhost or 127.0.0.1"),
         ("GET", "/v1/models/shop", None, {"Host": "evil.example:8501"}, 403, "localhost"),
     ],
@@ -343,6 +343,27 @@ def test_a_length_that_is_none_is_answered(server, length):
         head = f"POST {PREDICT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {length}\r\n\r\n{{}}"
         line.sendall(head.encode("latin-1"))
         assert line.recv(12) == (b"HTTP/1.1 413" if length[:1] == "9" else b"HTTP/1.1 411")
+
+
+@pytest.mark.parametrize("head", ["Content-Length: {}", "Transfer-Encoding: chunked"])
+def test_what_a_question_without_a_body_carries_is_no_further_question(server, head):
+    """Behind a proxy the rest of a connection is another caller's, whose history was quoted in the error."""
+    rest = b"GET /v1/models/shop HTTP/1.1\r\nHost: localhost\r\nX-Swallow: "
+    with dialled(server) as line:
+        asked = f"GET /v1/models/shop HTTP/1.1\r\nHost: localhost\r\n{head.format(len(rest))}\r\n\r\n"
+        line.sendall(asked.encode() + rest)
+        found = b""
+        with contextlib.suppress(ConnectionError):
+            while more := line.recv(1 << 16):
+                found += more
+    assert found.startswith(b"HTTP/1.1 200") and found.count(b"HTTP/1.1") == 1 and b"Connection: close" in found
+
+
+def test_an_error_does_not_quote_what_it_does_not_understand(server):
+    with dialled(server) as line:
+        line.sendall(b'{"instances": [["a-private-item"]]} nonsense here\r\n\r\n')
+        found = line.recv(1 << 16)
+    assert b"Bad Request" in found and b"private" not in found
 
 
 def test_two_lengths_are_none(server):

@@ -34,6 +34,28 @@ def fitted():
 # What it costs.
 
 
+def test_the_sums_of_a_run_do_not_state_a_cost_of_their_own(fitted, tmp_path):
+    """The run may have found its items privately: a copy said so no more, and epsilon was that of the sums alone."""
+    with open(tmp_path / "released.npz", "wb") as file:
+        fitted.write(file, mark="{}")
+    one = SpectralRecommender.load(tmp_path / "released.npz")
+    one.save(tmp_path / "copy.npz")
+    copied = SpectralRecommender.load(tmp_path / "copy.npz")
+    for each in (one, copied):
+        for cost in ("event", "epsilon", "uses"):
+            with pytest.raises(ValueError, match="ledger.jsonl"):
+                getattr(each, cost)
+        with pytest.raises(ValueError, match="ledger.jsonl"):
+            each.statement()
+    upon = SpectralRecommender(ITEMS, noise_multiplier=2.0, before=one.released)
+    assert upon.epsilon > 0, "of its own fit alone"
+    upon.fit([[ITEMS[0], ITEMS[1]]] * 100, verbose=0)
+    for cost in (upon.statement, lambda: upon.uses):
+        with pytest.raises(ValueError, match="ledger.jsonl"):
+            cost()
+
+
+
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0, 8.0])
 @pytest.mark.parametrize("delta", [1e-5, 1e-6])
 def test_epsilon_is_dp_accountings_and_within_the_budget(epsilon, delta):

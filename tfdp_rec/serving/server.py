@@ -222,11 +222,16 @@ class Handler(BaseHTTPRequestHandler):
             status, found = refusal.status, {"error": str(refusal)}
         except Exception as problem:  # without an answer the caller would wait in vain
             status, found = HTTPStatus.INTERNAL_SERVER_ERROR, {"error": f"{type(problem).__name__} while answering."}
-        if status != HTTPStatus.OK:
-            self.close_connection = True  # the request's body may not have been read
+        # The body may not have been read: it would be taken for the next request, of another caller behind a proxy.
+        if status != HTTPStatus.OK or self._unread and self._has_body:
+            self.close_connection = True
         self._send(status, found)
 
     do_POST = do_GET
+
+    @property
+    def _has_body(self) -> bool:
+        return "Transfer-Encoding" in self.headers or set(self.headers.get_all("Content-Length", [])) - {"0"} != set()
 
     def _answer(self) -> dict[str, Any]:
         what = self._path()
@@ -298,9 +303,9 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Answers the standard library's own refusals in JSON too."""
+        """Answers the standard library's own refusals in JSON too, without its words, which quote the request."""
         self.close_connection = True
-        self._send(HTTPStatus(code), {"error": f"{message or HTTPStatus(code).phrase}."})
+        self._send(HTTPStatus(code), {"error": f"{HTTPStatus(code).phrase}."})
 
     def log_message(self, format: str, *args: Any) -> None:
         """Writes no log: requests contain histories."""

@@ -118,7 +118,7 @@ class SpectralRecommender:
         self._vectors = None if features is None else item_vectors(features, len(self.catalogue))
         given = noise_multiplier if epsilon is None else noise_of_one_release(epsilon, delta)
         self.noise_multiplier = checked_noise(given or 0.0)
-        self._size, self._words, self._begun, self._of_run = head, words, False, False
+        self._size, self._words, self._begun, self._loaded = head, words, False, False
         self._before = before or Release()
         if ordered is None and self._before.fits:
             ordered = self._before.ordered
@@ -136,6 +136,8 @@ class SpectralRecommender:
     @property
     def event(self) -> DpEvent:
         """Event of `fit`, for `Accountant.spend`; without a guarantee if a test supplied the noise."""
+        if self._loaded:
+            self._refuse_of_run()
         return GaussianDpEvent(self.noise_multiplier) if self._private else NonPrivateDpEvent()
 
     @property
@@ -154,12 +156,7 @@ class SpectralRecommender:
         """
         self._check_fitted()
         made = self.released
-        if self._of_run:
-            raise ValueError(
-                "These sums are a run's, which may have found its items privately, too: what all of it has cost is in "
-                "its ledger.jsonl. Give that as (event, label) pairs, spent=[(paid.event, f'{paid.label} {paid.id}') "
-                "for paid in tfdp_rec.spending.ledger.read(path).paid]."
-            )
+        self._refuse_of_run()
         if len(made.multipliers) != made.fits or not np.isfinite(made.multipliers).all():
             raise ValueError(
                 "The file of these sums is of an earlier version, and does not tell what each of its fits cost: give "
@@ -169,9 +166,23 @@ class SpectralRecommender:
         kind = GaussianDpEvent if made.private else lambda noise: NonPrivateDpEvent()
         return [(kind(noise), f"private sums {name}") for noise, name in fits]
 
+    def _refuse_of_run(self) -> None:
+        if self.released.of_run:
+            raise ValueError(
+                "These sums are a run's, which may have found its items privately, too: what all of it has cost is in "
+                "its ledger.jsonl and statement.txt. Give that as (event, label) pairs, spent=[(paid.event, "
+                "f'{paid.label} {paid.id}') for paid in tfdp_rec.spending.ledger.read(path).paid]."
+            )
+
     def statement(self) -> Statement:
-        """The guarantee in words."""
+        """The guarantee in words.
+
+        Raises:
+            RuntimeError: Nothing was released yet.
+            ValueError: The sums are of a run, whose ledger and statement know the whole cost.
+        """
         self._check_fitted()
+        self._refuse_of_run()
         if math.isinf(self.epsilon):
             return Statement({"Guarantee": "none: the noise was supplied by a test, and can be subtracted"})
         earlier = self.released.fits - 1
@@ -470,7 +481,7 @@ class SpectralRecommender:
                 names = {*_KEPT, "item_ids"} - ({"overlap", "users_private"} - set(file))  # 0.3.0 knew neither
                 kept = {name: file[name] if file[name].ndim else file[name].item() for name in names}
                 released, kept["_vectors"] = Release.from_arrays(file), vectors_of(file)
-                kept["_of_run"] = "mark" in file
+                released = dataclasses.replace(released, of_run=released.of_run or "mark" in file)
                 kept.setdefault("overlap", np.zeros(len(released.head), np.float32))
         except (AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
             raise ValueError(f"{filepath} holds no recommender that `save` wrote: {problem}.") from problem
@@ -478,7 +489,7 @@ class SpectralRecommender:
         settings = {name: kept.pop(name) for name in arguments if name in kept}
         found = cls(**settings)
         vote = order.OrderVote.of(released)
-        vars(found).update(kept, released=released, ordered=released.ordered, vote=vote, _begun=True)
+        vars(found).update(kept, released=released, ordered=released.ordered, vote=vote, _begun=True, _loaded=True)
         found.split = found._split()
         return found
 

@@ -49,6 +49,7 @@ class Release:
         private: Whether all noise came from the operating system's entropy.
         multipliers: Noise multiplier of the one Gaussian that each fit cost; NaN for those of versions before 0.4.
         names: A name of each fit, which no other has.
+        of_run: Whether a fit was part of a run, whose ledger alone knows what else it has cost.
 
     Example:
         >>> one = Release().counted(np.array([5.0, 3.0]), sigma=1.0, users=9)
@@ -70,6 +71,7 @@ class Release:
     private: bool = True
     multipliers: NDArray[np.float64] = dataclasses.field(default_factory=lambda: np.zeros(0))
     names: NDArray[np.str_] = dataclasses.field(default_factory=lambda: np.zeros(0, "<U16"))
+    of_run: bool = False
 
     def faded(self, keep: float) -> Release:
         """The same release with less weight.
@@ -150,7 +152,7 @@ class Release:
     def from_arrays(cls, file: Mapping[str, Any]) -> Release:
         """The inverse of `arrays`."""
         # 0.3.0 knew no order, and versions before 0.4 did not note what each fit cost.
-        older = {"ordered", "votes", "votes_noise", "multipliers", "names"}
+        older = {"ordered", "votes", "votes_noise", "multipliers", "names", "of_run"}
         older -= {name.removeprefix("released_") for name in file}
         names = {field.name for field in dataclasses.fields(cls)} - older
         found = {name: file[f"released_{name}"] for name in names}
