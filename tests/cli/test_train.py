@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 
 import pytest
 from dp_accounting import GaussianDpEvent
@@ -133,9 +134,14 @@ def test_export_of_the_saved_model_gives_the_same_answer(run, tmp_path, capsys):
 
     assert main(["export", str(run / "release" / "released.npz"), str(tmp_path / "again"), "--top-k", "10"]) == 0
     history = tf.constant([[0]], tf.int64)
-    served = [tf.saved_model.load(str(folder)) for folder in (run / "release" / "servable", tmp_path / "again")]
-    first, again = (one.signatures["serving_default"](history=history) for one in served)
-    assert all(first[name].numpy().tolist() == again[name].numpy().tolist() for name in ("ids", "titles", "scores"))
+    # Under another name: the file has its ids itself, and its numbers were served in their place.
+    shutil.copy(run / "release" / "released.npz", tmp_path / "spring.npz")
+    assert main(["export", str(tmp_path / "spring.npz"), str(tmp_path / "spring"), "--top-k", "10"]) == 0
+    folders = run / "release" / "servable", tmp_path / "again", tmp_path / "spring"
+    served = [tf.saved_model.load(str(folder)) for folder in folders]
+    first, *others = (one.signatures["serving_default"](history=history) for one in served)
+    for again in others:
+        assert all(first[name].numpy().tolist() == again[name].numpy().tolist() for name in ("ids", "titles", "scores"))
     assert main(["export", str(run / "release" / "released.npz"), str(tmp_path / "again")]) == 2
     assert "exists already" in capsys.readouterr().err
 

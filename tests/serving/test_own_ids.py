@@ -26,6 +26,26 @@ def signatures(exported, tmp_path_factory):
         shutil.move(exported / "away", exported / "servable")
 
 
+def test_an_interruption_leaves_an_older_folder_as_it_was(tmp_path, monkeypatch):
+    """Its graph stood beside the new weights and ids, and gave other items."""
+    one, other = (
+        SpectralRecommender(ids, epsilon=8.0, delta=1e-4).fit([ids[:2]] * 300 + [ids[2:]] * 300, verbose=0)
+        for ids in ([10, 20, 30, 40], [50, 60, 70, 80])
+    )
+    one.export(tmp_path / "servable", k=1)
+    before = {path: path.read_bytes() for path in (tmp_path / "servable").rglob("*") if path.is_file()}
+    save = tf.saved_model.save
+
+    def interrupted(*args, **kwargs):
+        save(*args, **kwargs)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tf.saved_model, "save", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        other.export(tmp_path / "servable", k=1)
+    assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
+
+
 def test_it_names_no_folder_of_the_machine_that_made_it(exported):
     """The vocabulary's table was named by the path of a temporary file."""
     folder = exported / "servable"

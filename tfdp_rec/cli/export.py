@@ -51,11 +51,12 @@ def run(args: argparse.Namespace) -> int:
         found = keras.models.load_model(path)
         if not isinstance(found, (SASRec, TwoTower)):
             raise ValueError(f"{path} holds a {type(found).__name__}; only TwoTower and SASRec answer histories.")
-    beside = path.with_name(RELEASED)
-    if beside.is_file():
+    # Sums of a run have its ids in their own file; a model has them in the file beside it.
+    told = path if path.suffix == ".npz" else path.with_name(RELEASED)
+    if WarmStart.is_of_run(told):
         from tfdp_rec.serving import export
 
-        run = WarmStart.read(beside)
+        run = WarmStart.read(told)
         export(args.folder, found, run.items, run.titles, args.top_k)
     else:
         found.export(args.folder, k=args.top_k)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 import io
 import json
+import os
 import zipfile
 from collections.abc import Mapping
 from typing import Any
@@ -63,6 +64,17 @@ class WarmStart:
                 "before runs kept it, or was cut off. Begin another run with --days."
             )
         return cls.read(path)
+
+    @staticmethod
+    def is_of_run(path: Path) -> bool:
+        """Whether a file is there that a run has written, with its ids."""
+        if not os.path.isfile(path):
+            return False
+        try:
+            with np.load(path, allow_pickle=False) as file:
+                return "items" in file
+        except _BROKEN:
+            return True  # which `read` says
 
     @classmethod
     def read(cls, path: Path) -> WarmStart:

@@ -32,6 +32,7 @@ from numpy.typing import NDArray
 from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.demands import demand, given
+from tfdp_rec.files import replacing
 
 VOCABULARY = "items.txt"
 NOTHING = -1  # the slot of what is unknown, or of no answer
@@ -179,7 +180,8 @@ def export(
         named = [" ".join((titles or {}).get(item, "").split()) for item in in_slots]  # each on one line
         served = OwnIds(vocabulary, in_slots, named, answers, k)
         try:
-            tf.saved_model.save(served, os.fspath(filepath), signatures=served.questions)
+            with replacing(filepath) as whole:  # an older folder stays until this one is complete
+                tf.saved_model.save(served, whole, signatures=served.questions)
         except tf.errors.OpError as problem:
             said = " ".join(problem.message.split())[:200].rstrip(".")
             raise OSError(f"{filepath} could not be written; is the disk full, or read-only? {said}.") from problem
