@@ -22,6 +22,11 @@ from typing import IO, Any
 Path = str | os.PathLike[str]
 
 
+def is_address(path: Path) -> bool:
+    """Whether a path is an address of a cloud, where nothing is renamed, and no path of this machine."""
+    return "://" in os.fspath(path)
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[str]:
     """A temporary name beside the path of a file or folder, which it replaces when the block ends, synced to disk."""

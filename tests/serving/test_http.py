@@ -345,7 +345,7 @@ def test_a_length_that_is_none_is_answered(server, length):
         assert line.recv(12) == (b"HTTP/1.1 413" if length[:1] == "9" else b"HTTP/1.1 411")
 
 
-@pytest.mark.parametrize("head", ["Content-Length: {}", "Transfer-Encoding: chunked"])
+@pytest.mark.parametrize("head", ["Content-Length: {}", "Transfer-Encoding: chunked", "Content-Length : {}"])
 def test_what_a_question_without_a_body_carries_is_no_further_question(server, head):
     """Behind a proxy the rest of a connection is another caller's, whose history was quoted in the error."""
     rest = b"GET /v1/models/shop HTTP/1.1\r\nHost: localhost\r\nX-Swallow: "

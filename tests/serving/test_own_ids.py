@@ -46,6 +46,15 @@ def test_an_interruption_leaves_an_older_folder_as_it_was(tmp_path, monkeypatch)
     assert {path: path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()} == before
 
 
+def test_a_folder_of_a_cloud_is_written_where_it_is(monkeypatch):
+    """It would have been a path of this machine."""
+    recommender = SpectralRecommender([1, 2], epsilon=8.0, delta=1e-4).fit([[1, 2]] * 300, verbose=0)
+    written = []
+    monkeypatch.setattr(tf.saved_model, "save", lambda served, path, **options: written.append(path))
+    recommender.export("gs://bucket/servable", k=1)
+    assert written == ["gs://bucket/servable"]
+
+
 def test_it_names_no_folder_of_the_machine_that_made_it(exported):
     """The vocabulary's table was named by the path of a temporary file."""
     folder = exported / "servable"

@@ -227,8 +227,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     @property
     def _done(self) -> int:
-        # The number of steps of the present epoch that are made.
-        return 0 if self._epoch_began is None else self._steps() - self._epoch_began
+        # The number of steps of the present epoch that are made; an optimizer compiled since counts its own alone.
+        return 0 if self._epoch_began is None else max(0, self._steps() - self._epoch_began)
 
     def _state(self) -> _State:
         history = self.model.saved_history()
@@ -251,6 +251,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 "resume(model) before fit, or use another directory."
             )
         if self._kept is not self.model:
+            self.set_model(self._kept)  # whose releases this callback goes on to write
             raise ValueError(
                 f"{last} is of another model than the one in training: give each model a TrainingCheckpoint and a "
                 "directory of its own."

@@ -18,6 +18,7 @@ The vocabulary is an asset of the SavedModel, a line an item. The SavedModel hol
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tempfile
 from collections.abc import Mapping, Sequence
@@ -32,7 +33,7 @@ from numpy.typing import NDArray
 from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.demands import demand, given
-from tfdp_rec.files import replacing
+from tfdp_rec.files import is_address, replacing
 
 VOCABULARY = "items.txt"
 NOTHING = -1  # the slot of what is unknown, or of no answer
@@ -180,8 +181,9 @@ def export(
         named = [" ".join((titles or {}).get(item, "").split()) for item in in_slots]  # each on one line
         served = OwnIds(vocabulary, in_slots, named, answers, k)
         try:
-            with replacing(filepath) as whole:  # an older folder stays until this one is complete
-                tf.saved_model.save(served, whole, signatures=served.questions)
+            # An older folder stays until this one is complete.
+            with contextlib.nullcontext(filepath) if is_address(filepath) else replacing(filepath) as whole:
+                tf.saved_model.save(served, os.fspath(whole), signatures=served.questions)
         except tf.errors.OpError as problem:
             said = " ".join(problem.message.split())[:200].rstrip(".")
             raise OSError(f"{filepath} could not be written; is the disk full, or read-only? {said}.") from problem

@@ -79,7 +79,7 @@ def refuse_forgetting(callbacks: Sequence[Any], resumable: bool, data: Any = Non
 def _acts_within_epochs(callback: Any) -> bool:
     hooks = ("on_batch_begin", "on_batch_end", "on_train_batch_begin", "on_train_batch_end")
     written_by = (getattr(getattr(callback, hook), "__func__", getattr(callback, hook)).__module__ for hook in hooks)
-    own = any(not module.startswith("keras.") for module in written_by)
+    own = any(not str(module).startswith("keras.") for module in written_by)
     return own and not getattr(callback, "keeps_off_weights", False)
 
 
@@ -107,7 +107,8 @@ class FitWarnings(keras.callbacks.Callback):
         self._others = callbacks
 
     def on_train_begin(self, logs: Any = None) -> None:
-        refuse_forgetting(self._others, resumable=False)  # again: hooks may have been set in set_model
+        # Again: hooks may have been set in set_model.
+        refuse_forgetting(self._others, resumable=bool(self.model.release.listeners))
         optimizer, history = self.model.optimizer, self.model.privacy_history
         if not history.followed and not isinstance(optimizer.dp_event(), NonPrivateDpEvent):
             history.followed = True  # once per model

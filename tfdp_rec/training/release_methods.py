@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.files import replacing
+from tfdp_rec.files import is_address, replacing
 from tfdp_rec.keras_internals import before_saving, layers_within
 from tfdp_rec.spending.entries import SAVED_AS, Entries
 from tfdp_rec.spending.meter import Meter, meters_of
@@ -200,7 +200,7 @@ class CheckpointedHistory(tf.train.experimental.PythonState):
 def _replaced(filepath: Any, overwrite: bool = True) -> Iterator[Any]:
     # A temporary name, which replaces `filepath` after the writing. Keras must see the true name where it asks before
     # overwriting; a cloud address, an open file and the index of a sharded save are no single file here.
-    local = isinstance(filepath, (str, os.PathLike)) and "://" not in os.fspath(filepath)
+    local = isinstance(filepath, (str, os.PathLike)) and not is_address(filepath)
     if not overwrite or not local or os.fspath(filepath).endswith(".json"):
         yield filepath
         return
