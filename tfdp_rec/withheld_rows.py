@@ -61,6 +61,10 @@ class WithheldRows:
 
         tf.cond(_has_rows(self.public), move, lambda: tf.constant(False))
 
+    def is_of(self, variable: keras.Variable) -> bool:
+        """Whether these are the rows of a variable."""
+        return self._variable is variable
+
     def publish(self) -> None:
         """Moves the rows, none of which owes noise any more, to the public variable."""
         if _has_rows(self.private):
@@ -86,7 +90,7 @@ def demand_rows(variable: keras.Variable, sentence: str) -> None:
 
 
 def _has_rows(variable: tf.Variable) -> tf.Tensor:
-    return tf.raw_ops.VariableShape(input=variable.handle)[0] > 0
+    return tf.reduce_prod(tf.raw_ops.VariableShape(input=variable.handle)) > 0
 
 
 def _taken_from(variable: tf.Variable) -> tf.Tensor:

@@ -545,6 +545,119 @@ def test_a_checkpoint_that_could_not_be_written_is_written_at_the_next_release(t
     assert told(tmp_path, kind) == 9
 
 
+def not_written(setup, monkeypatch, steps=4):
+    """Steps of a fit whose last checkpoint cannot be written, so that the file is of five steps."""
+    monkeypatch.setattr(training_checkpoint, "_chunks", lambda variable: iter([1 / 0]))
+    with pytest.raises(ZeroDivisionError):
+        trained(setup, steps_per_epoch=steps)
+
+
+def weights_by_their_names(setup):
+    return [weight.numpy() for weight in setup.model.layers[-1].weights]
+
+
+def weights_by_a_part(setup):
+    return setup.model.layers[-1](np.eye(12, dtype="float32")).numpy()
+
+
+@pytest.mark.parametrize("read", [weights_by_their_names, weights_by_a_part])
+@pytest.mark.parametrize("kind", KINDS)
+def test_dense_weights_that_are_read_after_a_failed_write_are_written_first(tmp_path, kind, read, monkeypatch):
+    """Nine steps were read, and five told."""
+    setup = started(tmp_path, kind=kind)
+    not_written(setup, monkeypatch)
+    with pytest.raises(ZeroDivisionError):
+        read(setup)
+    monkeypatch.undo()
+    found = read(setup)
+    assert told(tmp_path, kind) == 9
+    again = Setup(tmp_path, kind=kind)
+    again.checkpoint.resume(again.model)
+    for one, other in zip(read(again), found, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_compiled_function_finds_no_weights_after_a_failed_write(tmp_path, kind, monkeypatch):
+    """One that was traced before there was a checkpoint calls no listener."""
+    setup = Setup(tmp_path, kind=kind, noise=None)
+    setup.model.prepare((IDS[:6], LABELS[:6]))
+    part, one = tf.function(setup.model.layers[-1]), tf.eye(12)
+    velocities = [dense.velocity for dense in setup.model.optimizer.dense.values()]
+    velocity = tf.function(lambda: [each + 0.0 for each in velocities])
+    before = part(one).numpy()
+    setup.fit(epochs=1)
+    assert np.all(part(one) != before) and all(np.all(each != 0) for each in velocity())
+    not_written(setup, monkeypatch)
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        part(one)
+    assert [np.size(each) for each in velocity()] == [0, 0]
+    trained_before = int(setup.model.optimizer.iterations)
+    with pytest.raises(ZeroDivisionError):  # steps find their weights
+        trained(setup)
+    assert int(setup.model.optimizer.iterations) == trained_before + 5
+    monkeypatch.undo()
+    setup.model.save(tmp_path / "left.keras")
+    assert np.all(np.isfinite(part(one))) and [np.size(each) for each in velocity()] == [12, 1]
+    assert told(tmp_path, kind) == 14 == setup.accountant.steps
+
+
+@pytest.mark.parametrize("when", ["resumed", "not written"])
+def test_an_interruption_with_no_step_leaves_weights_out_of_reach_until_they_are_written(tmp_path, when, monkeypatch):
+    setup = started(tmp_path, kind=tfdp_rec.DPSGD)
+    if when == "resumed":
+        setup = Setup(tmp_path, kind=tfdp_rec.DPSGD, noise=None)
+    part = tf.function(lambda: setup.model.layers[-1].kernel + 0.0)
+    assert np.size(part()) == 12
+    monkeypatch.setattr(training_checkpoint, "_chunks", lambda variable: iter([1 / 0]))
+    monkeypatch.setattr(training_checkpoint, "_fill", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        setup.checkpoint.resume(setup.model) if when == "resumed" else trained(setup)
+    assert np.size(part()) == 0
+    monkeypatch.undo()
+    if when == "resumed":
+        setup.checkpoint.resume(setup.model)
+    else:
+        setup.checkpoint.save()
+    assert np.size(part()) == 12
+    assert told(tmp_path, tfdp_rec.DPSGD) == (5 if when == "resumed" else 10)
+
+
+def own_train_step(setup):
+    step = tf.function(setup.model.train_step)
+    return lambda: step((tf.constant(IDS[:6]), tf.constant(LABELS[:6])))
+
+
+def own_apply(setup):
+    model = setup.model
+
+    @tf.function
+    def step():
+        data = (tf.constant(IDS[:6]), tf.constant(LABELS[:6]))
+        model.optimizer.apply(clipped_sum(model, data, 1.0))
+
+    return step
+
+
+@pytest.mark.parametrize("own", [own_train_step, own_apply])
+def test_a_step_that_was_compiled_before_the_checkpoint_is_refused_outside_of_fit(tmp_path, own):
+    """Ten steps were read, and six told."""
+    setup = Setup(tmp_path, kind=tfdp_rec.DPSGD)
+    setup.model.prepare((IDS[:6], LABELS[:6]))
+    step = own(setup)
+    step()
+    setup.fit(epochs=1)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="ensured in fit alone"):
+        step()
+    assert int(setup.model.optimizer.iterations) == 6 == told(tmp_path, tfdp_rec.DPSGD)
+    setup.model.fit(IDS, LABELS, batch_size=6, verbose=0)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="ensured in fit alone"):
+        step()
+    shutil.rmtree(tmp_path)  # the training is done
+    setup.model.settle()
+    step()
+
+
 class EndsAtOnce(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         raise RuntimeError("ends at once")
@@ -761,8 +874,9 @@ def test_a_resumption_over_a_model_that_owes_noise_forgets_none_of_it(killed_whi
     """The checkpoint's marks stood beside the later weights, whose rows kept what they owed."""
     again = Setup(killed_while_owing, noise=None)
     again.checkpoint.resume(again.model)
-    for _ in range(2):  # a training loop by hand
-        again.model.optimizer.apply(clipped_sum(again.model, (IDS[:6], LABELS[:6]), 1.0))
+    with again.model.release.fitting():  # without the settling at its end
+        for _ in range(2):
+            again.model.optimizer.apply(clipped_sum(again.model, (IDS[:6], LABELS[:6]), 1.0))
     table, marks = again.model.layers[1].embeddings, again.model.optimizer.row_marks
     owing, before = marks.marks[table.path].numpy() < 5, held_rows(table).numpy().copy()
     assert marks.clock.numpy() == 5 and 0 < np.sum(owing) < ROWS

@@ -163,6 +163,14 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         """Whether a training can be resumed here; no more when the last checkpoint was removed."""
         return self._last is None or self._last.exists or self.latest() is not None
 
+    @property
+    def is_done(self) -> bool:
+        """Whether the present state is in a checkpoint."""
+        state = self._state()
+        if _made_steps(self.model):
+            return state == self._saved
+        return self._saved is None or state.history == self._saved.history  # the model was compiled anew
+
     def before_release(self) -> None:
         """Writes a checkpoint of the present state unless the last one is of it."""
         if self._resuming:
@@ -170,12 +178,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 f"The resumption from {self.directory} was interrupted, and each look at a part of a checkpoint would "
                 "draw its noise anew: resume again."
             )
-        state = self._state()
-        if state == self._saved:
+        if self.is_done:
             return
-        if not _made_steps(self.model):  # the model was compiled anew
-            if self._saved is None or state.history == self._saved.history:
-                return
+        if not _made_steps(self.model):
             raise RuntimeError(
                 f"The model was compiled with {type(self.model.optimizer).__name__} and trained on, which no training "
                 f"checkpoint keeps: remove {self.directory} if its training is done."
@@ -186,6 +191,10 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def save(self) -> str:
         """Writes a checkpoint of the present state, not settled; returns its path."""
+        with self.model.release.in_reach():
+            return self._save()
+
+    def _save(self) -> str:
         hold(self.directory)
         self._refuse_others()
         _settle_shared(self.model)
@@ -293,7 +302,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self.set_model(model)
         if path is None:
             return None
-        with _opened(path) as archive:
+        with model.release.in_reach(), _opened(path) as archive:
             header = json.loads(archive.read(_HEADER))
             self._check(header, model, optimizer)
             for key, holder in self._holders.items():
@@ -324,11 +333,11 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                     fill(pending)
                 fill(name for name in shapes if name not in pending)
             optimizer.privacy_history.restored()
-        if self.accountant is not None:
-            self.accountant.follow(model)
-        self._resumed = _normalised(header)
-        self._epoch, self._epoch_began = self._resumed.epoch, self._steps() - self._resumed.steps_in_epoch
-        self._saved, self._resuming = self._state(), False
+            if self.accountant is not None:
+                self.accountant.follow(model)
+            self._resumed = _normalised(header)
+            self._epoch, self._epoch_began = self._resumed.epoch, self._steps() - self._resumed.steps_in_epoch
+            self._saved, self._resuming = self._state(), False
         return self._resumed
 
     def _guard_releases(self) -> None:

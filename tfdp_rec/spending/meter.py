@@ -48,6 +48,11 @@ _OTHER = (
     "this step was traced, or PrivacyBudget has priced the steps of one optimizer on the batches of one sampling, and "
     "this is not one of them. Make it after that fit, with the model as it is compiled now, under its own budget.\n"
 )
+_BY_HAND = (
+    "Refused batch: a training of this model can be resumed from a training checkpoint, so that every step must be "
+    "written before its weights can be read, which is ensured in fit alone. Train with fit; or, if the training is done, "
+    "remove the directory of its checkpoints and call model.settle().\n"
+)
 _REPRICED = (
     "Refused batch: restoring the optimizer's variables changed its noise, so that this step would not cost what is "
     "counted for it. Restore with load_model, load_weights or TrainingCheckpoint, or confirm the "
@@ -79,6 +84,7 @@ class Meter:
         self._earlier = 0  # steps that are not in the `iterations` of the optimizer
         self._half_restored = False  # whether `iterations` may have been restored after the entries
         self._made, self._limit = _number(0), _number(_NO_LIMIT)
+        self._allowed = _number(1)
         self._begun, self._begun_limit, self._fits = _number(0), _number(_NO_LIMIT), _number(0)
         self._budget: tuple[Any, str | None] | None = None  # optimizer, and name of the sampling, that were priced
         self._paid_ids = dict[Any, str]()  # ids of payments for steps that no counter counts yet
@@ -97,6 +103,7 @@ class Meter:
         begins = (1 - follows) * (2 - tf.cast(1 if source.sampling is None else source.begins, tf.int64))
         checks: list[Check] = [
             (self._made < self._limit, _NO_MORE),
+            (self._allowed > 0, _BY_HAND),
             (counter.allowed > 0, _OTHER),
             (counter.price_now() == counter.price, _REPRICED),
             (self._begun + begins <= self._begun_limit, _BEGUN),
@@ -145,6 +152,10 @@ class Meter:
         return self._spare.pop() if self._spare else _variables()
 
     # Between steps.
+
+    def allow_steps(self, allowed: bool) -> None:
+        """Whether a step may be made now; False refuses the steps of graphs that were traced before, too."""
+        self._allowed.assign(int(allowed))
 
     def begin_fit(self) -> None:
         """Notes that a fit begins, and with it an iteration of batches that carry no proof."""

@@ -338,7 +338,10 @@ class PrivateTraining(ReleaseMethods):
         with tf.control_dependencies(batch.tensors):
             clipped = self.private_step.clipped_sum(batch, tf.cast(self.optimizer.current("l2_norm_clip"), tf.float32))
             regularization = self.private_step.regularization()
-            self.optimizer.apply(clipped, source=batch.source, upcoming=batch.upcoming, regularization=regularization)
+            with self.release.in_step():  # which reads weights eagerly, if the model is run so
+                self.optimizer.apply(
+                    clipped, source=batch.source, upcoming=batch.upcoming, regularization=regularization
+                )
             step = self.private_step
             found, at_once = step.take_predictions(), step.microbatch_size is None
             logs = logs_of(self, *shown_loss(clipped), found, at_once)

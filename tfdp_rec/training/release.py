@@ -60,12 +60,16 @@ class Listener(Protocol):
     Attributes:
         place: Name of what it keeps; another listener of the same name replaces this one.
         is_needed: Whether it still has something to keep.
+        is_done: Whether it has acted since the last step.
     """
 
     place: str
 
     @property
     def is_needed(self) -> bool: ...  # noqa: D102
+
+    @property
+    def is_done(self) -> bool: ...  # noqa: D102
 
     def before_release(self) -> None:
         """Acts, after pending noise was applied; releases nothing itself."""
@@ -80,6 +84,8 @@ class ReleaseGuard:
         self._at_work = self._leaving = self._fitting = 0
         self._trained_by: int | None = None  # the thread that trains the model at present
         self._listeners: dict[str, Listener] = {}  # by place
+        self._kept: list[WithheldRows] = []  # weights that leave after the listeners, beside tables that owe noise
+        self._reached = 0
 
     # Present state.
 
@@ -95,12 +101,14 @@ class ReleaseGuard:
     @contextlib.contextmanager
     def fitting(self) -> Iterator[None]:
         """A block for `fit`, which settles at its end and whose callbacks were checked."""
-        with self.training():
+        with self.training(), self.in_reach():
             self._fitting += 1
             try:
+                self._allow_steps()
                 yield
             finally:
                 self._fitting -= 1
+                self._allow_steps()
 
     @contextlib.contextmanager
     def training(self) -> Iterator[None]:
@@ -155,6 +163,8 @@ class ReleaseGuard:
             guarded(variable).add(optimizer, self)
         if not getattr(optimizer, "releasable", True):
             self.withhold()
+        if self._listeners:
+            self._keep_weights(optimizer)
 
     def guard_possible_tables(self) -> None:
         """Guards every variable that may be a table, so that graphs compiled before the first batch have the check."""
@@ -183,8 +193,10 @@ class ReleaseGuard:
         for variable in self._guarded:
             releases |= {id(release): release for release in guarded(variable).releases}
         for release in releases.values():
-            for listener in release.listeners:
-                listener.before_release()
+            with release.in_reach():
+                for listener in release.listeners:
+                    listener.before_release()
+            release._allow_steps()
         for variable in self._guarded:  # last: where a listener fails, rows stay out of reach of compiled functions
             guarded(variable).publish()
 
@@ -212,6 +224,47 @@ class ReleaseGuard:
     def listen(self, listener: Listener) -> None:
         """Has a listener act before every release from now on, as long as it is needed."""
         self._listeners[listener.place] = listener
+        if self.model.optimizer.built:
+            self._keep_weights(self.model.optimizer)
+        self._allow_steps()
+
+    def _keep_weights(self, optimizer: PrivateOptimizer) -> None:
+        # Weights without pending noise are not settled before they are read; they leave after the listeners all the
+        # same. An optimizer's numbers, such as that of its steps, are no weights.
+        dense = optimizer.dense_optimizer
+        several = [part.velocity for part in optimizer.dense.values() if part.velocity is not None]
+        several += [v for v in ([] if dense is None else dense.variables) if len(v.shape)]
+        for variable in [*self.model.trainable_variables, *several]:
+            debts = guarded(variable)
+            if not any(self is known for known in debts.releases):
+                debts.releases.append(self)
+            if withheld(variable) is None and not any(places.is_of(variable) for places in self._kept):
+                self._kept.append(WithheldRows(variable))
+
+    @contextlib.contextmanager
+    def in_reach(self) -> Iterator[None]:
+        """A block in which weights are where steps and listeners find them; none stays there unless it may leave."""
+        # A compiled function that reads them calls no listener.
+        self._reached += 1
+        for places in self._kept:
+            places.publish()
+        try:
+            yield
+        finally:
+            self._reached -= 1
+            if not self._reached:
+                for places in self._kept:
+                    places.withhold()
+                if all(listener.is_done for listener in self.listeners):
+                    for places in self._kept:
+                        places.publish()
+
+    def _allow_steps(self) -> None:
+        # In the graph of every step, also of one that was traced before there was a listener.
+        if self._listeners:
+            history = self.model.privacy_history
+            history.allow_steps(False)  # stays so if a listener cannot tell whether it is needed
+            history.allow_steps(bool(self._fitting) or not self.listeners)
 
     @property
     def listeners(self) -> list[Listener]:
@@ -220,6 +273,7 @@ class ReleaseGuard:
 
     def refuse_steps_by_hand(self, in_fit: bool = False) -> None:
         """Refuses a step outside of `fit` if there are listeners: its weights may be read by ways that tell none."""
+        self._allow_steps()
         if self.listeners and not (in_fit and self._fitting):
             raise NotPrivate(
                 f"A training of this model can be resumed from {self.listeners[0].place}, where every step must be "
