@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import glob
+import hashlib
 import math
 import os
 import shutil
@@ -20,6 +21,12 @@ from collections.abc import Iterator, Sequence
 from typing import IO, Any
 
 Path = str | os.PathLike[str]
+
+
+def digest(path: Path) -> str:
+    """SHA-256 of a file, in hexadecimal digits."""
+    with open(path, "rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def is_address(path: Path) -> bool:

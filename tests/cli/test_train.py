@@ -10,11 +10,12 @@ from helpers import bytes_in, of_this_machine
 from pages import fits, self_contained
 
 from tfdp_rec.cli import main
+from tfdp_rec.data import Items
 from tfdp_rec.job import report
 from tfdp_rec.job.budget import prior_noise
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import epsilon_of
-from tfdp_rec.spending.ledger import read
+from tfdp_rec.spending.ledger import Mark, read
 from tfdp_rec.spending.statement import rounded_up
 
 SMALL = "--users 600 --movies 150 --steps 8 --batch-size 60 --width 4 --hidden 3 --quiet --epsilon 2"
@@ -144,6 +145,23 @@ def test_export_of_the_saved_model_gives_the_same_answer(run, tmp_path, capsys):
         assert all(first[name].numpy().tolist() == again[name].numpy().tolist() for name in ("ids", "titles", "scores"))
     assert main(["export", str(run / "release" / "released.npz"), str(tmp_path / "again")]) == 2
     assert "exists already" in capsys.readouterr().err
+
+
+def test_a_model_beside_another_runs_items_is_refused(tmp_path, capsys):
+    """It answered with the other run's ids."""
+    import tfdp_rec
+
+    for name, ids in (("one", ["tea", "jam"]), ("other", ["bread", "milk"])):
+        folder = tmp_path / name
+        (folder / "release").mkdir(parents=True)
+        tfdp_rec.models.TwoTower([1, 2], width=4, history_length=2).save(folder / "release" / "model.keras")
+        WarmStart(Items(ids), Mark("", 0, ""), None).save(folder)
+    model, exported = tmp_path / "one" / "release" / "model.keras", tmp_path / "servable"
+    assert main(["export", str(model), str(exported), "--top-k", "2"]) == 0
+    assert b"tea" in (exported / "assets" / "items.txt").read_bytes()
+    shutil.copy(tmp_path / "other" / "release" / "released.npz", model.with_name("released.npz"))
+    assert main(["export", str(model), str(tmp_path / "again"), "--top-k", "2"]) == 2
+    assert "is not the model that" in capsys.readouterr().err and not (tmp_path / "again").exists()
 
 
 @pytest.mark.parametrize(

@@ -78,6 +78,14 @@ def test_catalogues_that_are_none_are_refused(wrong):
         Catalogue(wrong)
 
 
+@pytest.mark.parametrize("wrong", [np.array([1, 2**63], np.uint64), [1, -(2**63)]])
+def test_ids_of_more_than_64_bits_are_refused_and_so_is_the_one_that_fills_up(wrong):
+    """2⁶³ was the item −2⁶³, and that one an item of all short histories of a request."""
+    with pytest.raises(ValueError, match="item_ids must lie between"):
+        Catalogue(wrong)
+    Catalogue([2**63 - 1, 1 - 2**63])
+
+
 @pytest.mark.parametrize(
     "ids, padding", [([1, 2, 3], 0), ([0, 1, 2], -1), ([2, 0, 1], -1), ([0, -1, -3], -2), ([-1, 3], 0), ([0, 2, 3], -1)]
 )

@@ -12,6 +12,7 @@ import time
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 
 import tfdp_rec
 from tfdp_rec.cli import main
@@ -104,7 +105,7 @@ def test_histories_of_one_request_may_differ_in_length(server):
 
 def test_a_long_history_beside_many_short_ones_is_refused_before_it_takes_memory():
     with pytest.raises(BadRequest, match="1001 histories of 5000 items are too much"):
-        rest._filled_up([["item 1"] * 5000, *([[]] * 1000)], "")
+        rest._filled_up("history", [["item 1"] * 5000, *([[]] * 1000)], tf.TensorSpec([None, None], tf.string))
 
 
 def test_the_same_path_takes_a_version(server):
@@ -195,6 +196,7 @@ def test_one_connection_takes_many_requests_and_an_idle_one_blocks_no_other(serv
         ({"host": "192.0.2.7"}, "can be reached from other machines"),
         ({"host": "no such name"}, "is not an address of this machine"),
         ({"name": "a/b"}, "--name must consist of letters"),
+        ({"name": "é"}, "--name must consist of letters"),  # no path of a request can hold it
         ({"port": 70_000}, "--port must be between 0 and 65535"),
     ],
 )
@@ -392,6 +394,20 @@ def test_a_short_question_has_no_answer_of_megabytes(exported):
         served.predict({"signature_name": "ragged", "inputs": ragged})
     some = served.predict({"signature_name": "top_k", "inputs": {"history": rows, "k": 40}})
     assert len(json.dumps(some)) < 2**22
+
+
+@pytest.mark.parametrize("way", ["inputs", "instances"])
+def test_a_long_history_among_short_ones_is_read_entry_by_entry_once(exported, monkeypatch, way):
+    """24 KB took six seconds: a thousand short ones were filled up to its length, and each filler looked at."""
+    looked_at = []
+    of_old = rest._value
+    monkeypatch.setattr(rest, "_value", lambda *given: looked_at.append(given) or of_old(*given))
+    histories = [["item 3"] * 4000, *[[]] * 1000, ["item 1", "item 2"]]
+    asked = {"history": histories} if way == "inputs" else [{"history": each} for each in histories]
+    answers = Served(exported / "servable").predict({way: asked})
+    known = answers["outputs"]["known"] if way == "inputs" else [each["known"] for each in answers["predictions"]]
+    assert known == [4000, *[0] * 1000, 2]
+    assert len(looked_at) == 4002
 
 
 def test_an_answer_of_a_model_of_ones_own_is_bounded_too(tmp_path):

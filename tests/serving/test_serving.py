@@ -92,7 +92,7 @@ def test_only_the_last_movies_count_but_all_are_left_out(served):
 
 @pytest.mark.parametrize("k", [0, 8])
 def test_k_out_of_range_is_refused(model, tmp_path, k):
-    with pytest.raises(ValueError, match="k must be between 1 and the 7 items"):
+    with pytest.raises(ValueError, match="k must be a whole number between 1 and the 7 items"):
         model.export(str(tmp_path / "x"), k=k)
 
 

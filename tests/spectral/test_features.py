@@ -5,6 +5,7 @@ import pytest
 from scipy import sparse
 
 from tfdp_rec.noise.words import seeded
+from tfdp_rec.serving import own_ids
 from tfdp_rec.spectral import SpectralRecommender, rules
 from tfdp_rec.spectral.features import item_vectors, likeness
 
@@ -128,14 +129,19 @@ def test_a_file_keeps_features(featured, plain, tmp_path):
 
 
 @pytest.mark.parametrize("recency", [0.0, 1.0])
-def test_the_export_answers_as_python_does(recency, tmp_path):
+def test_the_export_answers_as_python_does(recency, tmp_path, monkeypatch):
     import tensorflow as tf
 
+    monkeypatch.setattr(own_ids, "_MOST_SCORES", 240)  # two histories at a time
     recommender = made(features=KINDS, recency=recency)
     recommender.export(str(tmp_path / "servable"), k=120)
     signatures = tf.saved_model.load(str(tmp_path / "servable")).signatures
-    for history in ([], ITEMS[[110]], ITEMS[[0, 10]], ITEMS[[5, 50, 100, 5]], ITEMS[2:]):
+    histories = [], ITEMS[[110]], ITEMS[[0, 10]], ITEMS[[5, 50, 100, 5]], ITEMS[2:]
+    padded = tf.constant([[*history, *[0] * (118 - len(history))] for history in histories], tf.int64)
+    at_once = signatures["serving_default"](history=padded)["scores"]
+    for history, beside_others in zip(histories, at_once):
         answer = signatures["serving_default"](history=tf.constant([[0, *history]], tf.int64))
+        np.testing.assert_allclose(beside_others, answer["scores"][0], rtol=1e-4, atol=1e-6)
         ids, scores = recommender.recommend([history], k=120)
         found = np.isfinite(scores[0])
         np.testing.assert_allclose(answer["scores"][0].numpy()[found], scores[0][found], rtol=1e-4, atol=1e-6)

@@ -362,7 +362,7 @@ def test_a_delta_that_would_allow_to_publish_somebody_is_refused():
 
 @pytest.mark.parametrize("k", [0, 121])
 def test_k_out_of_range_is_refused(fitted, k):
-    with pytest.raises(ValueError, match="k must be between 1 and the 120 items"):
+    with pytest.raises(ValueError, match="k must be a whole number between 1 and the 120 items"):
         fitted.recommend([[7]], k=k)
 
 

@@ -57,6 +57,8 @@ def run(args: argparse.Namespace) -> int:
         from tfdp_rec.serving import export
 
         run = WarmStart.read(told)
+        if told is not path:
+            WarmStart.refuse_another_model(told, path)
         export(args.folder, found, run.items, run.titles, args.top_k)
     else:
         found.export(args.folder, k=args.top_k)

@@ -19,6 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from tfdp_rec.files import writing
 
 PADDING = 0  # the number that stands for no item
+NO_ITEM = -(2**63)  # no item's id: it fills up lists of ids of different lengths
 PART = 2**20  # events read at a time
 
 
@@ -26,7 +27,7 @@ class Catalogue:
     """The public items: raw id to place 0..M-1.
 
     Args:
-        item_ids: Raw ids, whole numbers, all different.
+        item_ids: Raw ids, whole numbers above −2⁶³ and below 2⁶³, all different.
 
     Attributes:
         ids: The raw ids.
@@ -44,6 +45,8 @@ class Catalogue:
         ids = np.asarray(item_ids)
         if ids.ndim != 1 or not ids.size or not np.issubdtype(ids.dtype, np.integer):
             raise ValueError("item_ids must be a list of whole numbers, the public catalogue, with at least one.")
+        if int(ids.min()) <= NO_ITEM or int(ids.max()) >= 2**63:
+            raise ValueError(f"item_ids must lie between {NO_ITEM + 1} and {2**63 - 1}.")
         self.ids: NDArray[np.int64] = ids.astype(np.int64)
         self._order = np.argsort(self.ids, kind="stable")
         self._sorted = self.ids[self._order]

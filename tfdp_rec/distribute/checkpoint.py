@@ -15,7 +15,6 @@ Writing is one critical section: a step that lands late is in all of a server's 
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import json
 import os
 import re
@@ -26,7 +25,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp_rec.distribute.sections import Lock
-from tfdp_rec.files import replacing, rows_at_a_time
+from tfdp_rec.files import digest, replacing, rows_at_a_time
 from tfdp_rec.optimizers.tables import scatter
 from tfdp_rec.spending.entries import Entries
 from tfdp_rec.spending.ledger import Mark, finite, parsed, written
@@ -137,8 +136,7 @@ def _stand(header: Mapping[str, Any]) -> tuple[int, Mark | None]:
 
 def _hash(path: str) -> str:
     try:
-        with open(path, "rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
+        return digest(path)
     except FileNotFoundError:
         return "missing"
 

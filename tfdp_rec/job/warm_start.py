@@ -21,9 +21,9 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from tfdp_rec.datasets.logs.items import Items
-from tfdp_rec.files import Path, writing
+from tfdp_rec.files import Path, digest, writing
 from tfdp_rec.job.budget import Budget
-from tfdp_rec.job.run_folder import CONFIG, LEDGER, PRIVATE, RELEASED, find
+from tfdp_rec.job.run_folder import CONFIG, LEDGER, MODEL, PRIVATE, RELEASED, find
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.spectral import Release, SpectralRecommender
 from tfdp_rec.spending.ledger import Mark, read
@@ -48,6 +48,8 @@ class WarmStart:
         arrays: dict[str, Any] = {
             "mark": json.dumps(dataclasses.asdict(self.mark)), "items": np.frombuffer(ids.getvalue(), np.uint8)
         }  # fmt: skip
+        if os.path.isfile(model := find(folder, MODEL)):
+            arrays["model"] = digest(model)
         with writing(find(folder, RELEASED), "wb") as file:
             if isinstance(recommender, SpectralRecommender):
                 recommender.write(file, **arrays)
@@ -75,6 +77,17 @@ class WarmStart:
                 return "items" in file
         except _BROKEN:
             return True  # which `read` says
+
+    @staticmethod
+    def refuse_another_model(path: Path, model: Path) -> None:
+        """Refuses a model beside the file that is not the one of its run, whose items are others."""
+        with np.load(path, allow_pickle=False) as file:
+            named = str(file["model"]) if "model" in file else None  # older versions wrote none
+        if named not in (None, digest(model)):
+            raise ValueError(
+                f"{model} is not the model that {path} was written with, whose items may be others: export it from the "
+                "folder of its run, or in Python, with its items, by tfdp_rec.serving.export."
+            )
 
     @classmethod
     def read(cls, path: Path) -> WarmStart:

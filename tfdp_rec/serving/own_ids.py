@@ -21,7 +21,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -34,10 +34,12 @@ from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.demands import demand, given
 from tfdp_rec.files import is_address, replacing
+from tfdp_rec.training.ordinary_steps import warn_of_ordinary_steps
 
 VOCABULARY = "items.txt"
 NOTHING = -1  # the slot of what is unknown, or of no answer
 LEFT_OUT = tf.float32.min  # the score of what is not answered
+_MOST_SCORES = 2**22  # computed at a time: 16 MB an array
 
 
 class SlotAnswers(Protocol):
@@ -87,12 +89,17 @@ class WholeCatalogue(tf.Module):
 
     def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """As `SlotAnswers.best`."""
-        return first(self._of_others(history), tf.range(len(self.places), dtype=tf.int64), k)
+        slots = tf.range(len(self.places), dtype=tf.int64)
+        return in_groups(lambda some: first(self._of_others(some), slots, k), history, k, len(self.places))
 
     def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """As `SlotAnswers.among`."""
         allowed = tf.sort(allowed)  # of equal scores the first of the catalogue
-        return first(tf.gather(self._of_others(history), allowed, axis=1), allowed, k)
+
+        def answer(some: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            return first(tf.gather(self._of_others(some), allowed, axis=1), allowed, k)
+
+        return in_groups(answer, history, k, len(self.places))
 
     def _of_others(self, history: tf.Tensor) -> tf.Tensor:
         """The scores, without what the history holds."""
@@ -101,6 +108,21 @@ class WholeCatalogue(tf.Module):
         places = tf.stack([rows, tf.maximum(tf.reshape(history, [-1]), 0)], axis=1)
         seen = tf.scatter_nd(places, tf.reshape(known, [-1]), tf.shape(scores, tf.int64)) > 0
         return tf.where(seen, LEFT_OUT, scores)
+
+
+def in_groups(
+    answer: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]], history: tf.Tensor, k: Any, width: int
+) -> tuple[tf.Tensor, tf.Tensor]:
+    """What `answer` says of histories, of `width` scores each, some at a time, to bound memory."""
+    rows, columns = tf.unstack(tf.shape(history))
+    size = tf.clip_by_value(rows, 1, max(1, _MOST_SCORES // width))
+    number = tf.maximum(1, -(-rows // size))  # of groups; one, if there is no history
+    filled = tf.pad(history, [[0, number * size - rows], [0, 0]], constant_values=NOTHING)
+    groups = tf.reshape(filled, tf.stack([number, size, columns]))
+    signature = tuple(tf.TensorSpec([None, None], kind) for kind in (tf.int64, tf.float32))
+    found = tf.map_fn(answer, groups, fn_output_signature=signature, parallel_iterations=1)
+    slots, scores = (tf.reshape(each, tf.stack([number * size, k]))[:rows] for each in found)
+    return slots, scores
 
 
 def first(scores: tf.Tensor, slots: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
@@ -145,7 +167,8 @@ def export(
     Raises:
         RuntimeError: There was no `fit`.
         OSError: The folder cannot be written.
-        ValueError: The items are not those of the recommender, an id has a line break, or k is out of range.
+        ValueError: The items are not those of the recommender, an id has a line break, no title is of an item, or k is
+            out of range.
 
     Example:
         >>> from tfdp_rec.spectral import SpectralRecommender
@@ -165,14 +188,20 @@ def export(
             f"The recommender has a catalogue of {len(own)} ids that are neither the numbers 1 to {len(items)} of "
             "these items nor their ids: make it on the log with these items."
         )
-    if not 1 <= k <= len(items):
-        raise ValueError(f"k must be between 1 and the {len(items)} items of the catalogue, got {k!r}.")
+    if not isinstance(k, (int, np.integer)) or not 1 <= k <= len(items):
+        raise ValueError(f"k must be a whole number between 1 and the {len(items)} items of the catalogue, got {k!r}.")
+    if titles and not any(item in titles for item in items.ids.to_pylist()):
+        raise ValueError(
+            f"None of the titles is of an item; the first is of {next(iter(titles))!r}, and the first item is "
+            f"{items.ids[0].as_py()!r}: name titles by the ids of the items."
+        )
     place = pc.index(line_breaks(items), True).as_py()
     if place >= 0:
         raise ValueError(
             f"The item {items.ids[place].as_py()[:60]!r} has a line break in its id, and a served vocabulary has a "
             "line for each item: write such ids without."
         )
+    warn_of_ordinary_steps(getattr(recommender, "privacy_history", None))
     in_slots = items.ids.take(pa.array(answers.places)).to_pylist()
     with tempfile.TemporaryDirectory() as folder:
         vocabulary = os.path.join(folder, VOCABULARY)

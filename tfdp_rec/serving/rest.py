@@ -23,10 +23,12 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp_rec.datasets.log import NO_ITEM
+
 DEFAULT, _SAVED_MODEL = "serving_default", "saved_model.pb"
 _MOST_CELLS = 2**22  # histories times the longest of them, or the items allowed: the memory of an answer
 _MOST_VALUES = 2**17  # of an answer, each some tens of bytes of JSON
-_NO_ITEM = {tf.string: "", tf.int64: tf.int64.min}  # ids that no catalogue has: they fill up short histories
+_NO_ITEM = {tf.string: "", tf.int64: NO_ITEM}  # they fill up short histories
 _KINDS = {tf.string: "texts", tf.int64: "whole numbers", tf.int32: "whole numbers", tf.float32: "numbers"}
 
 
@@ -88,11 +90,12 @@ class Served:
         if set(given) != set(specs):
             got = ", ".join(given) or "nothing"
             raise BadRequest(f"This signature takes {', '.join(specs)}, got {got[:200]}.")
-        history = specs.get("history")
-        if "ragged" in self._signatures and history is not None and history.dtype in _NO_ITEM:
-            # A recommender's (`own_ids.py`), which leaves out unknown ids.
-            given = {**given, "history": _filled_up(given["history"], _NO_ITEM[history.dtype])}
-        tensors = {name: _tensor(name, given[name], spec) for name, spec in specs.items()}
+        # A recommender (`own_ids.py`) leaves out unknown ids.
+        may_differ = ("history",) if "ragged" in self._signatures else ()
+        tensors = {
+            name: (_filled_up if name in may_differ and spec.dtype in _NO_ITEM else _tensor)(name, given[name], spec)
+            for name, spec in specs.items()
+        }
         self._refuse_too_much(tensors)
         try:
             outputs = signature(**tensors)
@@ -141,14 +144,16 @@ def _columns_of_rows(rows: Any, specs: Mapping[str, tf.TensorSpec]) -> dict[str,
     return {name: [row[name] for row in rows] for name in specs}
 
 
-def _filled_up(histories: Any, filler: Any) -> Any:
-    """Lists of one length, if lists they are."""
+def _filled_up(name: str, histories: Any, spec: tf.TensorSpec) -> tf.Tensor:
+    """A tensor from lists of different lengths."""
     if not isinstance(histories, list) or not all(isinstance(each, list) for each in histories):
-        return histories
+        return _tensor(name, histories, spec)
     longest = max(map(len, histories), default=0)
     if len(histories) * longest > _MOST_CELLS:
         raise BadRequest(f"{len(histories)} histories of {longest} items are too much for one request: send several.")
-    return [each + [filler] * (longest - len(each)) for each in histories]
+    entries = _tensor(name, [entry for each in histories for entry in each], tf.TensorSpec([None], spec.dtype))
+    ragged = tf.RaggedTensor.from_row_lengths(entries, tf.constant([len(each) for each in histories], tf.int64))
+    return ragged.to_tensor(_NO_ITEM[spec.dtype])
 
 
 def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:

@@ -68,7 +68,7 @@ class Server(socketserver.ThreadingTCPServer):
         open_to_the_network: bool = False, most_bytes: int = MOST_BYTES, most_connections: int = MOST_CONNECTIONS,
         patience: float = PATIENCE,
     ):
-        if not re.fullmatch(r"[\w.-]+", name):
+        if not re.fullmatch(r"[\w.-]+", name, re.ASCII):
             raise ValueError(f"--name must consist of letters, digits and _.- alone, got {name!r}.")
         if not 0 <= port < 2**16:
             raise ValueError(f"--port must be between 0 and 65535, got {port}.")

@@ -377,8 +377,10 @@ class SpectralRecommender:
             ValueError: k is not between 1 and the size of the catalogue.
         """
         self._check_fitted()
-        if not 1 <= k <= len(self.catalogue):
-            raise ValueError(f"k must be between 1 and the {len(self.catalogue)} items of the catalogue, got {k!r}.")
+        if not isinstance(k, (int, np.integer)) or not 1 <= k <= len(self.catalogue):
+            raise ValueError(
+                f"k must be a whole number between 1 and the {len(self.catalogue)} items of the catalogue, got {k!r}."
+            )
         answers = [
             self._best([self._weighed(history) for history in histories[start : start + _USERS_AT_ONCE]], k)
             for start in range(0, len(histories), _USERS_AT_ONCE)

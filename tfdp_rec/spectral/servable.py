@@ -21,7 +21,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 from scipy import sparse
 
-from tfdp_rec.serving.own_ids import LEFT_OUT, NOTHING, first
+from tfdp_rec.serving.own_ids import LEFT_OUT, NOTHING, first, in_groups
 from tfdp_rec.spectral.features import mean_vector
 
 
@@ -49,9 +49,11 @@ class SpectralAnswers(tf.Module):
 
     def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """As `SlotAnswers.best`."""
-        rest = self.items - self.head_size
-        if self.likeness is None:
-            rest = tf.minimum(rest, k + tf.shape(history)[1])
+        if self.likeness is None:  # only the first of the rest can be among the best
+            return self._best(history, tf.minimum(self.items - self.head_size, k + tf.shape(history)[1]), k)
+        return in_groups(lambda some: self._best(some, self.items - self.head_size, k), history, k, self.items)
+
+    def _best(self, history: tf.Tensor, rest: Any, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
         weighed = self._weighed(history)
         has = self._has(history, weighed, 0, self.head_size)
         had = self._has(history, weighed, self.head_size, rest)
@@ -65,6 +67,11 @@ class SpectralAnswers(tf.Module):
 
     def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """As `SlotAnswers.among`."""
+        if self.likeness is None:
+            return self._among(history, k, allowed)
+        return in_groups(lambda some: self._among(some, k, allowed), history, k, self.items)
+
+    def _among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         weighed = self._weighed(history)
         personal = self._personal(self._has(history, weighed, 0, self.head_size))
         column = tf.where(allowed < self.head_size, allowed, self.head_size)

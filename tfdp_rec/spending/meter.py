@@ -50,8 +50,8 @@ _OTHER = (
 )
 _BY_HAND = (
     "Refused batch: a training of this model can be resumed from a training checkpoint, so that every step must be "
-    "written before its weights can be read, which is ensured in fit alone. Train with fit; or, if the training is done, "
-    "remove the directory of its checkpoints and call model.settle().\n"
+    "written before its weights can be read, which is ensured in fit alone. Train with fit; or, if the training is "
+    "done, remove the directory of its checkpoints and call model.settle().\n"
 )
 _REPRICED = (
     "Refused batch: restoring the optimizer's variables changed its noise, so that this step would not cost what is "
