@@ -181,10 +181,45 @@ def test_a_plan_whose_budget_is_gone_is_refused_and_pays_nothing(tmp_path):
     path = tmp_path / "ledger.jsonl"
     fit(plan_of(ledger=path), STEPS + 5)
     before = path.read_bytes()
-    for options in ({}, {"spent": [COUNTS]}, {"epsilon": 1.0}):
+    for options in ({"spent": [COUNTS]}, {"epsilon": 1.0}):
         with pytest.raises(ValueError, match="The budget is spent: .* holds epsilon"):
             plan_of(ledger=path, **options)
+    with pytest.warns(UserWarning, match="The budget is spent: .* holds epsilon"):
+        plan = plan_of(ledger=path)
+    with pytest.raises(ValueError, match="more step.* would exceed the budget"):
+        fit(plan, 1)
+    with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
+        train(model_of(tfdp_rec.DPSGD(0.01, plan=plan)), plan.batches(fetch).take(1))
     assert path.read_bytes() == before
+
+
+@pytest.mark.parametrize("by_noise", [False, True])
+def test_a_model_whose_program_ended_after_the_last_step_is_resumed_and_saved(tmp_path, by_noise):
+    """It was paid for, and the plan refused to be made again."""
+    options = {"ledger": tmp_path / "ledger.jsonl"} | ({"epsilon": None, "noise_multiplier": 2.0} if by_noise else {})
+
+    def program(steps_per_epoch, epochs=2):
+        plan = plan_of(**options)
+        model = model_of(tfdp_rec.LazyDPSGD(0.01, plan=plan))
+        model.prepare(fetch(range(4)))
+        checkpoint = TrainingCheckpoint(tmp_path / "checkpoint")
+        resumed = checkpoint.resume(model)
+        model.fit(
+            plan.batches(fetch), steps_per_epoch=steps_per_epoch, epochs=epochs, verbose=0,
+            callbacks=[checkpoint, plan.budget()],
+        )
+        model.save(tmp_path / f"{resumed is not None}.keras")
+        plan.accountant.close()
+        return model
+
+    first = program(STEPS // 2)
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    with contextlib.nullcontext() if by_noise else pytest.warns(UserWarning, match="The budget is spent"):
+        again = program(STEPS // 2)
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+    for one, other in zip(first.get_weights(), again.get_weights(), strict=True):
+        np.testing.assert_array_equal(one, other)
+    assert again.saved_history().steps == STEPS // 2 * 2
 
 
 def test_another_plan_is_made_beside_what_was_spent(tmp_path):

@@ -11,13 +11,15 @@ For a given ε the least σ is computed: by RDP first, whose answer is never too
 accountant.
 
 With a ledger the budget covers all that is in it: σ is computed with the earlier payments. It is noted in the ledger,
-so that a restarted program, which makes the same plan again, has the same σ and the rest of the budget.
+so that a restarted program, which makes the same plan again, has the same σ and the rest of the budget. If nothing is
+left, a warning says so, and the model can still be resumed from its checkpoint, to be saved.
 """
 
 from __future__ import annotations
 
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -65,7 +67,8 @@ class PrivatePlan:
 
     Raises:
         TypeError: Both or none of ε and noise_multiplier are given, or both make_event and correlation.
-        ValueError: A value is out of range, no noise can meet the budget, or the ledger's budget is spent.
+        ValueError: A value is out of range, no noise can meet the budget, or the ledger's budget is spent (a warning, if
+            this plan has spent it).
         BrokenLedger: The ledger was changed or is incomplete, or is about another unit or other data.
 
     Example:
@@ -169,11 +172,15 @@ class PrivatePlan:
         if noted:
             self._payer.record(self.make_event(noted), 0)
         if spent > self._target or noted and self._payer.max_steps(self._target) <= self._payer.steps:
-            raise ValueError(
+            said = (
                 f"The budget is spent: {self._payer.payments.ledger.path} holds epsilon {spent:.4g} of "
                 f"{self._target:g}, and no further step fits. Release the trained model; to continue on these data, "
                 "plan a larger epsilon."
             )
+            if not noted or self.spent:
+                raise ValueError(said)
+            # The program may have ended after its last step, and come back for its checkpoint. Steps are refused.
+            warnings.warn(said, stacklevel=3)
 
     @functools.cached_property
     def epsilon(self) -> float:

@@ -90,7 +90,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         self._optimizer, self._others = self.model.optimizer, list[Meter]()
         if self._optimizer.plan is not None:
             self._optimizer.plan.suspend_limit()  # while this budget is kept instead
-        self._refuse_overspending()
+        self._left()  # pays and refuses ahead of a step: a fit that was resumed may have none to make
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._refuse_overspending()
