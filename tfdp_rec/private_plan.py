@@ -67,8 +67,8 @@ class PrivatePlan:
 
     Raises:
         TypeError: Both or none of ε and noise_multiplier are given, or both make_event and correlation.
-        ValueError: A value is out of range, no noise can meet the budget, or the ledger's budget is spent (a warning, if
-            this plan has spent it).
+        ValueError: A value is out of range, no noise can meet the budget, or the ledger's budget is spent (a warning,
+            if this plan has spent it).
         BrokenLedger: The ledger was changed or is incomplete, or is about another unit or other data.
 
     Example:
@@ -288,7 +288,7 @@ class PrivatePlan:
         """Whether the models have spent what the plan does not know, such as the history of other weights."""
         mine, carried = self.sampling.get_state(), self._payer.carried
         private = [entry for entry in carried if not entry.label and entry.origin != ORDINARY]
-        elsewhere = any(entry.sampling != mine for entry in private if entry.origin != UNPROVEN)
+        elsewhere = any(entry.sampling != mine for entry in private if entry.sampling or entry.origin != UNPROVEN)
         more = any(carried.uses.count(use) > self.spent.count(use) for use in carried.uses)
         return elsewhere or more or any(self._costs_more(entry.event) for entry in private)
 

@@ -1,5 +1,6 @@
 """Paths on which the record said less than was spent: each test told a smaller ε before its mending."""
 
+import dp_accounting
 import keras
 import numpy as np
 import pytest
@@ -196,3 +197,110 @@ def test_draws_that_another_model_takes_count_against_a_budget():
 
 def test_epsilon_is_never_rounded_down():
     assert rounded_up(2.7120000004) == 2.713 and rounded_up(0.1 + 0.2) == 0.3 and rounded_up(8.0) == 8.0
+
+
+# Data that grow.
+
+
+def asserting(num_units, **options):
+    sampling = PoissonSampling(num_units, 25)
+    return Accountant(GaussianDpEvent(1.0), sampling, 1e-4, "rdp", asserted="a job draws q = B/n", **options)
+
+
+def private_model():
+    inputs = keras.Input([1])
+    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 25}
+    model.compile(tfdp_rec.DPSGD(0.1, **settings), "mse", run_eagerly=True)
+    return model
+
+
+def a_day(model, accountant, steps=4):
+    budget = PrivacyBudget(accountant, 100.0)
+    model.fit(*rows(range(25 * steps)), batch_size=25, verbose=0, callbacks=[budget])
+
+
+def of_both_days():
+    first, second = PoissonSampling(500, 25), PoissonSampling(5000, 25)
+    events = [each.compose(GaussianDpEvent(1.0), 4) for each in (first, second)]
+    return epsilon_of(dp_accounting.ComposedDpEvent(events), 1e-4, "rdp")
+
+
+@pytest.mark.parametrize("way", ["same", "grown", "saved"])
+def test_steps_that_were_asserted_keep_the_sampling_that_was_asserted(tmp_path, way):
+    """The second day's accountant priced the first day's steps by its own number of units: 5.1 became .12."""
+    model = private_model()
+    a_day(model, asserting(500))
+    if way == "grown":
+        inputs = keras.Input([1])
+        model = model.grow_into(tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs)))
+    elif way == "saved":
+        model.save(tmp_path / "model.keras")
+        model = keras.models.load_model(tmp_path / "model.keras")
+    second = asserting(5000)
+    a_day(model, second)
+    assert second.steps == 4 and second.epsilon() == pytest.approx(of_both_days())
+    first = asserting(500)
+    first.follow(model)
+    assert first.steps == 4 and first.epsilon() == pytest.approx(of_both_days())
+    unasserted = Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25), 1e-4, "rdp")
+    unasserted.follow(model)
+    with pytest.raises(Unaccounted, match="8 steps were made on batches that no sampling drew"):
+        unasserted.epsilon()
+
+
+def test_steps_that_a_ledger_has_paid_for_under_two_samplings_stand_under_both(tmp_path):
+    """The first sampling's accountant found nothing: .097 was told, and 5.15 paid."""
+
+    def day(num_units, model=None):
+        ledger = Ledger(tmp_path / "ledger.jsonl", "example", Snapshot(num_units, "example"), data_changed=True)
+        accountant = asserting(num_units, ledger=ledger)
+        if model:
+            accountant.follow(model)
+            accountant.pay_for_history()
+        found = accountant.epsilon(), ledger.epsilon(1e-4, "rdp"), accountant.steps
+        ledger.close()
+        return found
+
+    model = private_model()
+    model.fit(*rows(range(100)), batch_size=25, verbose=0)  # no accountant follows
+    day(500, model)
+    model.privacy_history._asserted = None  # as in a version before 0.6, whose entries had no sampling
+    for counter in model.privacy_history._counters.values():
+        (counter.id,), counter.sampling, counter.written = dict(model.privacy_history._closed.items()), None, (0, 0)
+    model.fit(*rows(range(100)), batch_size=25, verbose=0)
+    model.privacy_history._closed = type(model.privacy_history._closed)()
+    told = day(5000, model)
+    assert told[0] == pytest.approx(told[1]) == pytest.approx(of_both_days()) and told[2] == 4
+    told = day(500)
+    assert told[0] == pytest.approx(told[1]) == pytest.approx(of_both_days()) and told[2] == 4
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+def test_steps_for_one_unit_are_not_stated_for_another(tmp_path, ledger):
+    """Row-level steps were told as (2.95, 1e-6) for one user, who had 200 rows: at least 83."""
+    model, by_row = private_model(), PoissonSampling(500, 25)
+    model.fit(by_row.batches(rows), steps_per_epoch=4, verbose=0)
+    model.add_uses([(GaussianDpEvent(5.0), "counts of rows")])
+    by_user = PoissonSampling(50, 25, unit="user")
+    kept = {"ledger": Ledger(tmp_path / "ledger.jsonl", "user", Snapshot(50, "user"))} if ledger else {}
+    counted = Accountant(GaussianDpEvent(1.0), by_user, DELTA, "rdp", **kept)
+    counted.follow(model)
+    for tell in (counted.epsilon, counted.statement, counted.pay_for_history):
+        if tell != counted.pay_for_history or ledger:
+            with pytest.raises(Unaccounted, match="made for another unit, one example, and this accountant"):
+                tell()
+    with pytest.raises(Unaccounted, match="another unit"):
+        model.fit(by_user.batches(rows), steps_per_epoch=1, verbose=0, callbacks=[PrivacyBudget(counted, 100.0)])
+    assert not ledger or not kept["ledger"].paid, "a use was paid for before the steps were refused"
+    own = Accountant(GaussianDpEvent(1.0), by_row, DELTA, "rdp")
+    own.follow(model)
+    assert own.epsilon() > 0
+
+
+def test_what_prices_a_step_is_fixed():
+    """A sampling of 50,000 units drew from 1,000, for .1003 told and 5.1 spent."""
+    for sampling in (PoissonSampling(500, 25), ShuffledEpochs(500, 25), FixedOrder(500, 25)):
+        for name in ("num_units", "expected_batch_size", "unit", "name"):
+            with pytest.raises(AttributeError, match=f"{name} of a {type(sampling).__name__} is fixed"):
+                setattr(sampling, name, 1000)

@@ -298,6 +298,23 @@ def test_a_table_that_another_model_trains_lazily_is_settled_first():
         first.grow_into(tfdp_rec.PrivateModel(first.inputs, first.outputs), kept={first.weights[0].path: range(ROWS)})
 
 
+def test_a_model_that_another_one_has_trained_tells_of_steps_that_are_not_described():
+    """The outer model's accountant refused, and the inner one grew and told four steps of nine."""
+    inner, other = (scores_of(rows) for rows in (10, 12))
+    item = keras.Input([1], dtype="int64")
+    outer = tfdp_rec.PrivateModel(item, inner(item))
+    outer.compile(optimizer_of(), "mse")
+    outer.train_on_batch(np.ones([4, 1], "int64"), np.ones([4, 1]))
+    outer.optimizer.iterations.assign(9)
+    with pytest.raises(ValueError, match="The optimizer has made 8 steps that"):
+        inner.grow_into(other)
+
+
+def scores_of(rows):
+    item = keras.Input([1], dtype="int64")
+    return tfdp_rec.PrivateModel(item, keras.layers.Flatten()(keras.layers.Embedding(rows, 1)(item)))
+
+
 # Two-towers.
 
 

@@ -96,6 +96,7 @@ class WarmStart:
             with np.load(path, allow_pickle=False) as file:
                 table = pa.parquet.read_table(io.BytesIO(file["items"].tobytes()))
                 release = Release.from_arrays(file) if "released_counts" in file else None
+                release = release and dataclasses.replace(release, of_run=True)
                 mark = Mark(**json.loads(str(file["mark"])))
         except _BROKEN as problem:
             raise _changed(path, problem) from None

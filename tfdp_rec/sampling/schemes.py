@@ -88,6 +88,15 @@ class Sampling(abc.ABC):
         self.graph_streams = 0
         NAMED[self.name] = self
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        # Steps are priced by what a sampling was when the first of them was made.
+        if name in vars(self) and not name.startswith("_") and name != "graph_streams":
+            raise AttributeError(
+                f"{name} of a {type(self).__name__} is fixed, since its steps are priced by it: make another sampling, "
+                "and batches and an accountant of that one."
+            )
+        super().__setattr__(name, value)
+
     @abc.abstractmethod
     def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
         """Endless batches of unit indices; arguments as in `batches`."""

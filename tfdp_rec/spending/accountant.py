@@ -132,6 +132,8 @@ class Accountant:
         if found not in self._followed:
             self._followed.append(found)
             found.followed = True
+        if self.asserted:  # of the steps to come; another accountant may assert another sampling, for data that grew
+            found.asserts(self.sampling.get_state())
 
     @property
     def meters(self) -> list[Any]:
@@ -171,7 +173,7 @@ class Accountant:
         """Entries of steps under this sampling, in order; under a ledger the paid ones, less the steps still ahead."""
         mine = self.sampling.get_state()
         if self.payments is None:
-            return [e for e in self.carried if not e.label and (e.sampling == mine or e.origin == UNPROVEN)]
+            return [e for e in self.carried if not e.label and (e.sampling == mine or _is_of_any(e))]
         ahead = {self._paid_ahead[0]: self.ahead} if self._paid_ahead else {}
         own = [(entry, ahead.get(id, 0)) for id, entry in self.payments.entries().items() if entry.sampling == mine]
         return [dataclasses.replace(e, steps=e.steps - left) for e, left in own if e.steps > left]
@@ -193,7 +195,7 @@ class Accountant:
         mine, runs = self.sampling.get_state(), dict[str, list[Entry]]()
         found = []
         for entry in carried:
-            if not entry.label and entry.origin != UNPROVEN and entry.sampling != mine:
+            if not entry.label and entry.sampling != mine and not _is_of_any(entry):
                 runs.setdefault(json.dumps(entry.sampling), []).append(entry)
         for state, entries in runs.items():
             sampling = Sampling.from_state(json.loads(state))
@@ -203,9 +205,10 @@ class Accountant:
         return found
 
     def refuse(self) -> None:
-        """Raises `Unaccounted` if steps were made on unproven batches, without payment, or without a record."""
+        """Raises `Unaccounted` if steps were unproven, for another unit, not paid for, or without a record."""
         carried = self.carried
         self._refuse_unproven(carried)
+        self._refuse_other_units(carried)
         unpaid = self.payments.unpaid(carried) if self.payments else {}
         if self.payments and unpaid:
             uses = dict.fromkeys(f"'{entry.label}'" for id, entry in carried.items() if id in unpaid and entry.label)
@@ -230,6 +233,16 @@ class Accountant:
                 f"{unproven} steps were made on batches that no sampling drew, as far as is proved: a guarantee is "
                 "claimed only for accountant.sampling.batches(...). Train on those; or, if something else drew the "
                 "batches just as the sampling would, describe it: Accountant(..., asserted='...')."
+            )
+
+    def _refuse_other_units(self, carried: Entries) -> None:
+        # A user may have many rows: what a step costs for one row does not tell what it costs for a user.
+        units = {entry.sampling.get("unit") for entry in carried if entry.sampling and not entry.label}
+        for unit in units - {self.sampling.unit}:
+            raise Unaccounted(
+                f"Steps were made for another unit, one {unit}, and this accountant counts for one "
+                f"{self.sampling.unit}: what a step costs for the one does not tell what it costs for the other. Train "
+                "a model anew with samplings of one unit."
             )
 
     # Its cost.
@@ -382,6 +395,7 @@ class Accountant:
         if self.payments is not None:
             # Other accountants will state this ledger's total without knowing these models, so the price must be right.
             self._refuse_unproven(self.carried)
+            self._refuse_other_units(self.carried)
             if self.void:
                 raise Unaccounted(
                     f"No payment is made for steps without a guarantee: {self.void}. Their epsilon is infinite; train "
@@ -485,6 +499,11 @@ def _uses_without_ids(state: dict[str, Any], history: Entries) -> Entries:
         if not history.steps_of(id):
             found.extend(id if state.get("mark") else new_id(), use)
     return found
+
+
+def _is_of_any(entry: Entry) -> bool:
+    # Whether steps are of the sampling that is asserted when they are asked for: none was when they were made.
+    return entry.origin == UNPROVEN and entry.sampling is None
 
 
 def _restarts(entries: Sequence[Entry], ahead: int = 0) -> int:

@@ -52,7 +52,7 @@ class Entry:
     event: DpEvent  # of one step on its batch, or of the whole use
     steps: int  # begun; 1 for a use that is no step
     origin: str  # DRAWN if every batch carried the proof of its draw, BY_HAND, ORDINARY, else UNPROVEN
-    sampling: dict[str, Any] | None = None  # `get_state()` of the sampling that drew the batches; None if unknown
+    sampling: dict[str, Any] | None = None  # state of the sampling that drew the batches, or was asserted to; or None
     begun: int = 0  # stretches of successive draws in these steps; one that begins within an iteration counts twice
     void: str = ""  # reason why these steps have no guarantee
     label: str = ""  # name of a use that is no private step, such as "popularity counts"
@@ -118,11 +118,15 @@ class Entries:
         return id
 
     def _checked(self, id: str, entry: Entry) -> Entry | None:
-        # The present entry of an id. One of another event would be lost in a merge.
+        # The present entry of an id. One of another event or sampling would be lost in a merge.
         before = self._by_id.get(id)
-        if before is not None and (before.event, before.label) != (entry.event, entry.label):
+        if before is None:
+            return None
+        samplings = {json.dumps(each.sampling, sort_keys=True) for each in (before, entry) if each.sampling}
+        if (before.event, before.label) != (entry.event, entry.label) or len(samplings) > 1:
+            one, other = (events.in_words(each.event) for each in (before, entry))
             raise ValueError(
-                f"Two expenses have the id {id!r}, {events.in_words(before.event)} and {events.in_words(entry.event)}: "
+                f"Two expenses have the id {id!r}, {one} and {other}{' under two samplings' * (len(samplings) > 1)}: "
                 "only one would be counted. Give each an id of its own, or leave id= out."
             )
         return before

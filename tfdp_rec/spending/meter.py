@@ -87,6 +87,7 @@ class Meter:
         self._allowed = _number(1)
         self._begun, self._begun_limit, self._fits = _number(0), _number(_NO_LIMIT), _number(0)
         self._budget: tuple[Any, str | None] | None = None  # optimizer, and name of the sampling, that were priced
+        self._asserted: dict[str, Any] | None = None  # state of the sampling that draws batches without a proof
         self._paid_ids = dict[Any, str]()  # ids of payments for steps that no counter counts yet
         self._spare = [_variables() for _ in range(_KINDS)]
 
@@ -139,8 +140,7 @@ class Meter:
         name = source.sampling.name if source.sampling else None
         key = (optimizer, name, void)
         if key not in self._counters:
-            state = source.sampling.get_state() if source.sampling else None
-            origin = UNPROVEN if state is None else DRAWN
+            state, origin = (source.sampling.get_state(), DRAWN) if source.sampling else (self._asserted, UNPROVEN)
             counter = Counter(optimizer, state, void, self._variables(), origin, name=name)
             self._counters[key] = counter
             counter.id = self._paid_ids.pop(key, counter.id)
@@ -208,6 +208,15 @@ class Meter:
             plan = getattr(optimizer, "plan", None)
             if plan is not None:
                 plan.reprice(optimizer.dp_event())
+
+    def asserts(self, sampling: dict[str, Any]) -> None:
+        """Notes the state of the sampling that is asserted to draw the batches without a proof from now on."""
+        self._asserted = sampling
+        for counter in self._counters.values():
+            if counter.origin == UNPROVEN and counter.sampling != sampling:
+                counter.close(self._closed)
+                counter.sampling = sampling
+        Changes.made += 1
 
     def use_id(self, optimizer: Any, sampling: str | None, id: str) -> None:
         """Counts the next steps of one optimizer and sampling under the id of their payment."""

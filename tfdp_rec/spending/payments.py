@@ -27,8 +27,8 @@ from tfdp_rec.files import Path
 from tfdp_rec.pricing import events
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
-from tfdp_rec.spending.entries import BY_HAND, DRAWN, ORDINARY, UNPROVEN, Entries, Entry, id_of_use, new_id
-from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Paid, Snapshot
+from tfdp_rec.spending.entries import BY_HAND, DRAWN, ORDINARY, Entries, Entry, id_of_use, new_id
+from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Paid, Snapshot, canonical
 
 BLOCK = 100  # steps paid for by one sync of the disk, and the most that a crash costs
 _KEPT = "plan kept"  # label of a note: a checkpoint holds the plan as it stands
@@ -114,10 +114,14 @@ class Payments:
 
     def entries(self) -> Entries:
         """All steps that were paid for, under any sampling, without those that a plan's fork has replaced."""
-        found = Entries()
+        found, samplings = Entries(), dict[str, Any]()
         for paid, entry in self._lines():
             if entry is not None:
-                found.extend(paid.id or f"line {paid.number}", entry)
+                id = paid.id or f"line {paid.number}"
+                # Steps of one id may have been paid for under two samplings, as their data grew.
+                if samplings.setdefault(id, entry.sampling) != entry.sampling:
+                    id += f" {canonical(entry.sampling or {})}"
+                found.extend(id, entry)
         return found
 
     def others(self) -> list[tuple[DpEvent, str]]:
@@ -174,7 +178,7 @@ class Payments:
                 for _ in range(steps):
                     self.pay_once(entry.event, entry.label, id)
                 continue
-            state = self._sampling.get_state() if entry.origin == UNPROVEN else entry.sampling
+            state = entry.sampling or self._sampling.get_state()
             if not entry.receipted:
                 steps -= self._claim(id, dataclasses.replace(entry, steps=steps, sampling=state))
             if steps:

@@ -61,6 +61,7 @@ def take_over(before: Any, after: Any, kept: Kept, replaced: frozenset[str] = fr
 
 
 def _refuse_unfit(before: Any, pairs: Sequence[_Pair], carries: bool) -> None:
+    before.saved_history()  # of a model that another one on its layers has trained, this makes the history
     history = before.privacy_history
     if history is not None and history.undescribed:
         raise ValueError(

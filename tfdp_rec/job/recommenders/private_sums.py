@@ -5,6 +5,7 @@ its own, in order and without features, and leaves a part of the budget to its s
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 from tfdp_rec.job.budget import LABELS, SUMS, UPON
@@ -40,7 +41,9 @@ def released(run: Run, users: UserSubset, upon: bool = False) -> SpectralRecomme
     def make(payment: ReleasePayment, file: Any) -> None:
         payment.spend(unfitted.event, LABELS[file_name])
         # It would print how many items its head has, which depends on what it drew; until it is kept, nothing may.
-        unfitted.fit(users, verbose=0).write(file)
+        made = unfitted.fit(users, verbose=0)
+        made.released = dataclasses.replace(made.released, of_run=True)
+        made.write(file)
 
     most = file_bytes(run.log.num_items, run.features.num_rows)
     return run.checkpoint.release(file_name, [payer], most, make, SpectralRecommender.load)
