@@ -658,6 +658,19 @@ def test_a_step_that_was_compiled_before_the_checkpoint_is_refused_outside_of_fi
     step()
 
 
+def test_the_step_of_a_fit_is_refused_outside_of_it(tmp_path):
+    """The check's own variable was set in the graph that was traced within the fit."""
+    setup = Setup(tmp_path, kind=tfdp_rec.DPSGD)
+    setup.model.compile(setup.model.optimizer, loss="mse")  # compiled steps
+    given = []
+    ahead = setup.model._ahead
+    setup.model._ahead = lambda *args, **kwargs: given.append(ahead(*args, **kwargs)) or given[-1]
+    setup.fit(epochs=1)
+    with pytest.raises(tf.errors.InvalidArgumentError, match="ensured in fit alone"):
+        setup.model.train_function(iter(given[0]))
+    assert int(setup.model.optimizer.iterations) == 5 == told(tmp_path, tfdp_rec.DPSGD)
+
+
 class EndsAtOnce(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         raise RuntimeError("ends at once")

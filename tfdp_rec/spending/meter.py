@@ -155,7 +155,8 @@ class Meter:
 
     def allow_steps(self, allowed: bool) -> None:
         """Whether a step may be made now; False refuses the steps of graphs that were traced before, too."""
-        self._allowed.assign(int(allowed))
+        with tf.init_scope():  # not in the graph of a step, which would then allow itself
+            self._allowed.assign(int(allowed))
 
     def begin_fit(self) -> None:
         """Notes that a fit begins, and with it an iteration of batches that carry no proof."""
