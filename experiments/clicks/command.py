@@ -55,6 +55,10 @@ def run(args: argparse.Namespace) -> int:
     files = [str(path.resolve()) for path in args.files]
     config = {**dataclasses.asdict(sizes), "log": args.log, "files": files}
     log = log.by_row() if sizes.rows_alone else log
+    if not log.public or log.per_unit > 1:  # nothing to train on with private labels alone, or labels that are no units
+        among = [one for one in among if not one.public_first]
+    if not among:
+        raise ValueError(f"{log.name} has no public columns, or its units are not its rows (--rows-alone).")
     kind = "-users" if sizes.per_user else "-rows" if sizes.rows_alone else ""
     study = Study(args.out or f"runs/study-clicks-{args.log}{kind}", config)
     trainings = Trainings(log, sizes, grid, study)

@@ -57,6 +57,8 @@ class ClickLog:
         unit: Kind of the units: "display", "event" or "user".
         per_unit: Largest number of rows of a unit in a step.
         source: Origin of the rows, for the report.
+        public: Names of the columns that an attacker may know of every row: what a page shows, not what tells of a
+            user.
     """
 
     name: str
@@ -66,6 +68,7 @@ class ClickLog:
     unit: str = "display"
     per_unit: int = 1
     source: str = ""
+    public: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         for part, rows in self.parts.items():
@@ -93,7 +96,8 @@ class ClickLog:
         }
         columns = self.columns[:place] + self.columns[place + 1 :]
         sizes = self.sizes[:place] + self.sizes[place + 1 :]
-        return ClickLog(self.name, columns, sizes, parts, "user", per_user, self.source)
+        public = tuple(name for name in self.public if name != "user")
+        return ClickLog(self.name, columns, sizes, parts, "user", per_user, self.source, public)
 
     def by_row(self) -> ClickLog:
         """The log with each row a unit, such as one display of a user."""

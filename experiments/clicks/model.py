@@ -23,6 +23,8 @@ import tfdp_rec
 class ClickModel(tfdp_rec.PrivateTraining, keras.Model):
     """Logits `[units, rows]` of batches {"ids": [units, rows, columns], "numbers": [units, rows, numbers]}.
 
+    They are added to "offset" `[units, rows]`, if a batch has it.
+
     Args:
         rows: Number of rows of the table: all categories of all columns.
         columns: Number of categories of a row.
@@ -58,7 +60,7 @@ class ClickModel(tfdp_rec.PrivateTraining, keras.Model):
             x = tf.concat([x, tf.reshape(rows, ends)], axis=-1)
         for layer in self.dense:
             x = layer(x)
-        logit = self.out(x)[..., 0]
+        logit = self.out(x)[..., 0] + inputs.get("offset", 0.0)
         return logit if self.width else logit + tf.reduce_sum(rows[..., 0], axis=-1)
 
     def per_example_loss(self, data: Any, training: bool = True) -> tf.Tensor:

@@ -33,6 +33,7 @@ from experiments.generated.private_ads import SyntheticPrivateAds
 FRAPPE_COLUMNS = (
     "user", "item", "daytime", "weekday", "weekend", "homework", "cost", "weather", "country", "city",
 )  # fmt: skip
+_OF_THE_PAGE = ("campaign_id", "publisher_id", "features_kv_not", "features_ctx_not")
 _EVENT_COLUMNS = (
     "user", "daytime", "weekday", "weekend", "homework", "weather", "country", "city", "item", "cost",
 )  # fmt: skip
@@ -228,7 +229,8 @@ def _of_displays(table: pa.Table, name: str, kind: str, origin: str) -> ClickLog
     where = {"train": day < last[0], "validation": day == last[0], "test": day == last[1]}
     parts = {part: rows.taken(np.flatnonzero(where[part])) for part in PARTS}
     source = f"{len(ids):,} {kind} of {len(np.unique(users)):,} users; the last two days held back"
-    return ClickLog(name, tuple(names), (BUCKETS,) * len(names), parts, "user", 4, source)
+    public = tuple(name for name in names if name.startswith(_OF_THE_PAGE))
+    return ClickLog(name, tuple(names), (BUCKETS,) * len(names), parts, "user", 4, source, public)
 
 
 def _in_order(rows: Rows, shares: Sequence[float]) -> dict:

@@ -13,6 +13,8 @@
 
     logistic, private labels          by Adam on labels of randomised response: units are labels, features are public
     deep, private labels    the same
+    deep, labels then LazyDPSGD       a share of ε for private labels, on which Adam trains a model of the public
+                            columns; it is frozen, and a model of all columns is trained upon it (units are rows)
 
 All private ones but those of labels end with `private_reliability`, whose price is in their ε. The choice of settings
 is not in it, as in published comparisons: it is made on other rows, by seed 0, and the seeds that are reported are
@@ -60,6 +62,7 @@ Setting = Mapping[str, Any]
 FREE_RATES = (1e-3, 3e-3)
 PSEUDO = (1.0, 10.0)
 VOTES, THRESHOLD = 0.1, 2.0  # AdaFEST's share of the budget for votes, and its threshold in deviations of their noise
+SHARES = (0.2, 0.5)  # of ε, for the labels of the public columns
 _AT_ONCE = 1 << 15  # rows predicted at once
 
 
@@ -76,6 +79,7 @@ class Contestant:
         lengths: Lengths among which it may choose, if not the grid's.
         in_order: Whether units come in one order, for which its noise is planned.
         of_labels: Whether labels alone are private, and all of ε goes into their release.
+        public_first: Whether a share of ε goes into labels, for a model of the public columns, on which it stands.
     """
 
     name: str
@@ -85,6 +89,7 @@ class Contestant:
     lengths: tuple[float, ...] = ()
     in_order: bool = False
     of_labels: bool = False
+    public_first: bool = False
 
 
 class Trainings:
@@ -151,20 +156,21 @@ class Trainings:
 
     # Data.
 
-    def batches(self, in_order: bool) -> tf.data.Dataset:
-        """Batches of units, drawn or in order."""
+    def batches(self, in_order: bool, offsets: np.ndarray | None = None) -> tf.data.Dataset:
+        """Batches of units, drawn or in order; with a logit for each row, to which the model's is added."""
         rng = np.random.default_rng()
 
         def fetch(units: np.ndarray) -> Any:
             units = self.places[units] if in_order else units
             rows, there = self.units.numbers_of(units, rng)
-            return self.inputs(self.train.taken(rows)), self.train.labels[rows], there.astype(np.float32)
+            added = {} if offsets is None else {"offset": offsets[rows]}
+            return self.inputs(self.train.taken(rows)) | added, self.train.labels[rows], there.astype(np.float32)
 
         return (self.order if in_order else self.sampling).batches(fetch)
 
-    def free_batches(self, epsilon: float | None) -> tf.data.Dataset:
+    def free_batches(self, epsilon: float | None, columns: np.ndarray | None = None) -> tf.data.Dataset:
         """Shuffled batches of rows, for training without noise; with an ε of labels, these are released once."""
-        rows, labels = self.train, self.train.labels
+        rows, labels = self.train if columns is None else _of_columns(self.train, columns), self.train.labels
         if epsilon is not None:
             labels = private_labels(labels.astype(int), epsilon=epsilon).debiased()
         alone = self.inputs(rows.taken(np.arange(len(rows))[:, None]))
@@ -176,18 +182,27 @@ class Trainings:
         """What the model takes."""
         return {"ids": rows.ids + self.log.first, "numbers": rows.numbers}
 
-    def model(self, deep: bool, seed: int) -> ClickModel:
-        """Untrained."""
+    def model(self, deep: bool, seed: int, upon: bool = False) -> ClickModel:
+        """Untrained; `upon` another one's logits it begins with a logit of 0."""
         keras.utils.set_random_seed(1 + seed)
-        log, bias = self.log, float(special.logit(self.mean))
+        log, bias = self.log, 0.0 if upon else float(special.logit(self.mean))
         width, hidden = (self.sizes.width, self.sizes.hidden) if deep else (0, ())
         return ClickModel(sum(log.sizes), len(log.columns), self.train.numbers.shape[1], width, hidden, bias)
 
-    def logits(self, model: ClickModel, part: Part) -> np.ndarray:
+    def logits(self, model: ClickModel, part: Part, columns: np.ndarray | None = None) -> np.ndarray:
         """Of all rows of a part."""
-        rows = self.log.parts[part]
+        rows = self.log.parts[part] if columns is None else _of_columns(self.log.parts[part], columns)
         parts = np.split(np.arange(len(rows))[:, None], range(_AT_ONCE, len(rows), _AT_ONCE))
         return np.concatenate([model(self.inputs(rows.taken(some))).numpy()[:, 0] for some in parts])
+
+    def public_logits(self, epsilon: float, seed: int) -> dict[Part, np.ndarray]:
+        """Logits by the public columns alone, of a model trained on labels that were released for ε."""
+        public = np.isin(self.log.columns, self.log.public)
+        model = self.model(True, seed)
+        model.compile(keras.optimizers.Adam(FREE_RATES[0]))
+        steps = max(self.sizes.free_steps)
+        model.fit(self.free_batches(epsilon, public), steps_per_epoch=steps, verbose=0)
+        return {part: self.logits(model, part, public) for part in self.log.parts}
 
     # Scores.
 
@@ -231,7 +246,8 @@ class Trainings:
         elif epsilon is None or contestant.of_labels:
             choices = {"rate": FREE_RATES, "steps": self.sizes.free_steps}
         else:
-            choices = {"length": contestant.lengths or self.grid.lengths, "clip": self.grid.clips}
+            choices = {"share": SHARES} if contestant.public_first else {}
+            choices |= {"length": contestant.lengths or self.grid.lengths, "clip": self.grid.clips}
         return [dict(zip(choices, values)) for values in itertools.product(*choices.values())]
 
     def _cell(self, contestant: Contestant, epsilon: float | None, setting: Any, seed: int) -> dict[str, Any]:
@@ -243,16 +259,25 @@ class Trainings:
     def _trained(self, contestant: Contestant, epsilon: float | None, setting: Any, seed: int) -> dict[str, Any]:
         if contestant.make is None:
             return self._sums(epsilon, setting, seed)
-        model, began = self.model(contestant.deep, seed), time.monotonic()
+        began, upon = time.monotonic(), None
+        if contestant.public_first and epsilon is not None:
+            of_labels = setting["share"] * epsilon
+            upon, epsilon = self.public_logits(of_labels, seed), epsilon - of_labels
+        model = self.model(contestant.deep, seed, upon is not None)
         private, noisy = {}, False
         if epsilon is not None and not contestant.of_labels:
             private, noisy = self.settings(contestant, epsilon, setting), True
         steps = int(setting.get("steps", self.sizes.steps))
         model.compile(contestant.make(private, setting))
-        batches = self.batches(contestant.in_order) if noisy else self.free_batches(epsilon)
+        if noisy:
+            batches = self.batches(contestant.in_order, upon["train"].astype(np.float32) if upon else None)
+        else:
+            batches = self.free_batches(epsilon)
         model.fit(batches, steps_per_epoch=steps, verbose=0)
         seconds = time.monotonic() - began
-        return self.scored({part: self.logits(model, part) for part in self.log.parts}, noisy, seconds)
+        logits = {part: self.logits(model, part) + (upon[part] if upon else 0.0) for part in self.log.parts}
+        found = self.scored(logits, noisy, seconds)
+        return found | ({"public_auc": auc(self.log.parts["test"].labels, upon["test"])} if upon else {})
 
     def _sums(self, epsilon: float | None, setting: Any, seed: int) -> dict[str, Any]:
         began = time.monotonic()
@@ -261,6 +286,11 @@ class Trainings:
         bias = special.logit(self.mean)
         logits = {part: bias + added[rows.ids + self.log.first].sum(1) for part, rows in self.log.parts.items()}
         return self.scored(logits, epsilon is not None, time.monotonic() - began)
+
+
+def _of_columns(rows: Rows, columns: np.ndarray) -> Rows:
+    # Some columns as they are, the others and all numbers without a value.
+    return dataclasses.replace(rows, ids=np.where(columns, rows.ids, 0), numbers=np.zeros_like(rows.numbers))
 
 
 def adam(settings: dict[str, Any], own: Setting) -> Any:
@@ -299,6 +329,7 @@ SUMS = Contestant("private sums", False, None)
 CONTESTANTS = (
     Contestant("logistic, private labels", False, adam, of_labels=True),
     Contestant("deep, private labels", True, adam, of_labels=True),
+    Contestant("deep, labels then LazyDPSGD", True, lazily, public_first=True),
     Contestant("logistic, no privacy", False, adam, private=False),
     Contestant("deep, no privacy", True, adam, private=False),
     SUMS,

@@ -12,6 +12,8 @@ from experiments.clicks import command, counts, sources
 from experiments.clicks.__main__ import main
 from experiments.clicks.log import ClickLog, Rows, Units, numbered, split
 from experiments.clicks.model import ClickModel
+from experiments.clicks.settings import Grid, Sizes
+from experiments.clicks.trainings import CONTESTANTS, Trainings
 from experiments.generated.clicks import auc
 from experiments.generated.private_ads import SyntheticPrivateAds
 from experiments.study import Study
@@ -225,6 +227,36 @@ def test_rows_alone_are_units_of_their_own(monkeypatch, capsys):
     assert len(set(alone.parts["train"].units)) == len(rows)
     assert main(["generated-ads", "--per-user", "4", "--rows-alone"]) == 2
     assert "two kinds of units" in capsys.readouterr().err
+
+
+def test_a_model_upon_private_labels_sees_no_private_column_without_noise(monkeypatch, tmp_path, capsys):
+    monkeypatch.setattr(sources, "SyntheticPrivateAds", lambda seed: SyntheticPrivateAds(users=60, seed=seed))
+    log = sources.generated_ads([], days=4).by_row()
+    private = ~np.isin(log.columns, log.public)
+    assert {name for name, one in zip(log.columns, private) if one} == {
+        name for name in log.columns if name.startswith(("features_kv_bits", "features_browser", "features_not_av"))
+    }
+    sizes = Sizes(batch_size=20, steps=2, free_steps=(3,), hidden=(4,), width=2, delta=1e-4)
+    trainings = Trainings(log, sizes, Grid(), Study(tmp_path, {}))
+    seen, spent = [], []
+    free, noise = Trainings.free_batches, Trainings.noise
+    monkeypatch.setattr(
+        Trainings, "free_batches", lambda self, *args: seen.append((args[0], free(self, *args))) or seen[-1][1]
+    )
+    monkeypatch.setattr(Trainings, "noise", lambda self, *args: spent.append(args[0]) or noise(self, *args))
+    (contestant,) = [one for one in CONTESTANTS if one.public_first]
+    found = trainings._trained(contestant, 4.0, {"share": 0.25, "length": 0.4, "clip": 1.0}, 0)
+    ((of_labels, batches),) = seen
+    assert of_labels == 1.0 and spent == [3.0], "both shares together are the budget"
+    ids = next(iter(batches))[0]["ids"].numpy() - log.first
+    assert (ids[..., private] == 0).all() and ids[..., ~private].any()
+    assert 0 < found["public_auc"] < 1
+    # What is trained privately is added to what the public columns tell.
+    model, rows = trainings.model(True, 0), trainings.train.taken(np.arange(5)[:, None])
+    alone = model(trainings.inputs(rows))
+    np.testing.assert_allclose(model({**trainings.inputs(rows), "offset": np.full([5, 1], 2.0)}), alone + 2.0)
+    given = ["generated-ads", "--contestants", "labels then", "--out", str(tmp_path / "out")]
+    assert main(given) == 2 and "its units are not its rows" in capsys.readouterr().err
 
 
 def test_the_hash_is_fixed():
