@@ -64,7 +64,8 @@ class Accountant:
         allow_large_delta: Whether to accept δ above 1 / num_units, which a mechanism that publishes one unit's data
             whole would still meet.
         asserted: Description of what drew the batches, if it was not `sampling` but drew as `sampling` would have. The
-            statement then says that this was asserted, not checked. Each fit counts as one iteration of these batches.
+            statement then says that this was asserted, not checked. Each fit counts as one iteration of these batches,
+            and steps that followed models make from now on keep this sampling, for other accountants too.
         ledger: File, or `Ledger`, in which everything is paid for before it is done (docs/ledger.md). All that it holds
             already counts, and the models' histories are checked against it.
 
