@@ -6,6 +6,7 @@ import shutil
 import stat
 import subprocess
 import sys
+import threading
 import zipfile
 
 import keras
@@ -20,6 +21,7 @@ from tfdp_rec.clipping import clipped_sum
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.refused import NotPrivate
+from tfdp_rec.training import release
 from tfdp_rec.withheld_rows import held_rows
 
 UNITS, ROWS = 60, 40
@@ -505,8 +507,10 @@ def test_what_another_model_owes_to_the_table_is_paid_before_a_checkpoint(tmp_pa
     model, checkpoint = model_of(noise=None, noise_multiplier=0.01), TrainingCheckpoint(tmp_path, every=1)
     model.fit(IDS[6:12], LABELS[6:12], batch_size=6, verbose=0, callbacks=[checkpoint])
     other = another_on(model.layers[1], noise_multiplier=50.0)
-    for _ in range(3):
-        other.train_on_batch(IDS[:6], LABELS[:6])
+    other.prepare((IDS[:6], LABELS[:6]))
+    with other.release.fitting():  # without the settling at its end
+        for _ in range(3):
+            other.optimizer.apply(clipped_sum(other, (IDS[:6], LABELS[:6]), 1.0))
     table = model.layers[1].embeddings
     before = held_rows(table).numpy().copy()
     checkpoint.save()
@@ -656,6 +660,68 @@ def test_a_step_that_was_compiled_before_the_checkpoint_is_refused_outside_of_fi
     shutil.rmtree(tmp_path)  # the training is done
     setup.model.settle()
     step()
+
+
+def on_the_dense_layer_of(setup, kind):
+    """Another model, that has no table in common."""
+    inputs = keras.Input([12])
+    model = tfdp_rec.PrivateModel(inputs, setup.model.layers[-1](inputs))
+    model.compile(optimizer=optimizer_of(kind), loss="mse")
+    return model, np.ones([12, 12], "float32"), np.ones([12, 1])
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_steps_of_another_model_on_the_dense_layers_are_in_a_checkpoint_when_its_fit_ends(tmp_path, kind, monkeypatch):
+    """Its predictions left with twelve steps, and five were told."""
+    setup = started(tmp_path, kind=kind)
+    other, x, y = on_the_dense_layer_of(setup, kind)
+    with pytest.raises(NotPrivate, match="train with fit"):
+        other.train_on_batch(x[:6], y[:6])
+    with pytest.raises(NotPrivate, match="keeps_off_weights"):
+        other.fit(x, y, batch_size=6, verbose=0, callbacks=[acts_by_function()])
+    other.fit(x, y, batch_size=6, verbose=0)
+    assert told(tmp_path, kind) == 7
+    monkeypatch.setattr(training_checkpoint, "_chunks", lambda variable: iter([1 / 0]))
+    for _ in range(2):  # the reason is told, and not what a function of no weights says
+        with pytest.raises(ZeroDivisionError):
+            other.fit(x, y, batch_size=6, verbose=0)
+        with pytest.raises(ZeroDivisionError):
+            other.predict(x, verbose=0)
+    monkeypatch.undo()
+    assert np.all(np.isfinite(other.predict(x, verbose=0)))
+    assert told(tmp_path, kind) == 11
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_threads_that_predict_find_the_weights(tmp_path, kind):
+    """Each release moved them out of reach and back, and two of them lost the weights."""
+    setup = Setup(tmp_path, kind=kind)
+    setup.model.compile(setup.model.optimizer, loss="mse")
+    setup.fit(epochs=1)
+    expected, failed = setup.model.predict_on_batch(IDS[:6]), []
+
+    def predict():
+        for _ in range(30):
+            try:
+                np.testing.assert_allclose(setup.model.predict_on_batch(IDS[:6]), expected, rtol=1e-5)
+            except Exception as problem:
+                failed.append(problem)
+
+    threads = [threading.Thread(target=predict) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failed
+
+
+def test_a_read_of_weights_that_are_written_moves_nothing(tmp_path, monkeypatch):
+    """Each eager read moved all of them: seconds for get_weights."""
+    setup = started(tmp_path, kind=tfdp_rec.DPSGD)
+    monkeypatch.setattr(release.WithheldRows, "withhold", lambda self: 1 / 0)
+    monkeypatch.setattr(release.WithheldRows, "publish", lambda self: 1 / 0)
+    setup.model.get_weights()
+    setup.model(IDS[:6])
 
 
 def test_the_step_of_a_fit_is_refused_outside_of_it(tmp_path):

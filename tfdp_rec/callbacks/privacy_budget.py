@@ -74,6 +74,9 @@ class PrivacyBudget(keras.callbacks.Callback):
             raise TypeError(
                 f"PrivacyBudget needs a private optimizer such as tfdp_rec.DPSGD, got {self.model.optimizer!r}."
             )
+        if self.accountant.asserted:
+            sampling = self.accountant.sampling.get_state()
+            self.model.optimizer.privacy_history.asserts(sampling, of_fit=True)
         self.accountant.follow(self.model)
         self.accountant.give_back_unused()  # what a fit that was cut off left open: each is paid for by itself
         self._check_source()

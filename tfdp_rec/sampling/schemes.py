@@ -35,7 +35,7 @@ from __future__ import annotations
 import abc
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import dp_accounting
@@ -89,11 +89,10 @@ class Sampling(abc.ABC):
         NAMED[self.name] = self
 
     def __setattr__(self, name: str, value: Any) -> None:
-        # Steps are priced by what a sampling was when the first of them was made.
-        if name in vars(self) and not name.startswith("_") and name != "graph_streams":
+        if vars(self).get("_in_use") and name in ("name", *self.get_state()):
             raise AttributeError(
-                f"{name} of a {type(self).__name__} is fixed, since its steps are priced by it: make another sampling, "
-                "and batches and an accountant of that one."
+                f"{name} of a {type(self).__name__} is fixed once it has drawn batches, since its steps are priced by "
+                "it: make another sampling, and batches and an accountant of that one."
             )
         super().__setattr__(name, value)
 
@@ -156,6 +155,7 @@ class Sampling(abc.ABC):
 
         if seed is None and position and not self.positioned:
             raise ValueError("position means nothing without a seed: a resumed run draws fresh batches. Omit it.")
+        self._in_use = True
         signature = output_signature or signature_of(fetch, self.num_units)
         drawn = lambda: self._fetched(fetch, seed, position)  # noqa: E731
         dataset = sampling_proof.generated(drawn, signature, self, shared, map, seeded=seed is not None)
@@ -197,6 +197,14 @@ class Sampling(abc.ABC):
             return _SCHEMES[state["scheme"]](**settings)
         except TypeError:
             raise ValueError(f"{state['scheme']} does not have these settings: {settings}.") from None
+
+
+def dearer(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """Of two states of samplings the one under which a step costs more; None if that cannot be told."""
+    if one == other or one is None or other is None:
+        return one or other
+    alike = one["scheme"] == other["scheme"] == PoissonSampling.__name__ and one["unit"] == other["unit"]
+    return max(one, other, key=lambda state: state["expected_batch_size"] / state["num_units"]) if alike else None
 
 
 class PoissonSampling(Sampling):
@@ -265,6 +273,7 @@ class PoissonSampling(Sampling):
         from tfdp_rec.sampling.graph_sampling import numbered_draws
 
         self.graph_streams += 1
+        self._in_use = True
         keys: set[str] = set()
 
         def fetched(iteration: Any, number: Any, indices: Any) -> Any:

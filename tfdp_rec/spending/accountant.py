@@ -64,8 +64,8 @@ class Accountant:
         allow_large_delta: Whether to accept δ above 1 / num_units, which a mechanism that publishes one unit's data
             whole would still meet.
         asserted: Description of what drew the batches, if it was not `sampling` but drew as `sampling` would have. The
-            statement then says that this was asserted, not checked. Each fit counts as one iteration of these batches,
-            and steps that followed models make from now on keep this sampling, for other accountants too.
+            statement then says that this was asserted, not checked. Each fit counts as one iteration of these batches.
+            Where several accountants assert, a fit's steps are of its budget's sampling, and others of the dearest.
         ledger: File, or `Ledger`, in which everything is paid for before it is done (docs/ledger.md). All that it holds
             already counts, and the models' histories are checked against it.
 
@@ -133,7 +133,7 @@ class Accountant:
         if found not in self._followed:
             self._followed.append(found)
             found.followed = True
-        if self.asserted:  # of the steps to come; another accountant may assert another sampling, for data that grew
+        if self.asserted:
             found.asserts(self.sampling.get_state())
 
     @property

@@ -14,13 +14,14 @@ import dataclasses
 import json
 import secrets
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
 from dp_accounting import DpEvent
 
 from tfdp_rec.pricing import events
+from tfdp_rec.sampling.schemes import dearer
 
 DRAWN, UNPROVEN, BY_HAND = "drawn", "unproven", "by hand"
 SAVED_AS = "privacy_history"  # name of the entries among a saved model's variables
@@ -52,7 +53,7 @@ class Entry:
     event: DpEvent  # of one step on its batch, or of the whole use
     steps: int  # begun; 1 for a use that is no step
     origin: str  # DRAWN if every batch carried the proof of its draw, BY_HAND, ORDINARY, else UNPROVEN
-    sampling: dict[str, Any] | None = None  # state of the sampling that drew the batches, or was asserted to; or None
+    sampling: Mapping[str, Any] | None = None  # state of what drew the batches, or was asserted to; or None
     begun: int = 0  # stretches of successive draws in these steps; one that begins within an iteration counts twice
     void: str = ""  # reason why these steps have no guarantee
     label: str = ""  # name of a use that is no private step, such as "popularity counts"
@@ -113,20 +114,25 @@ class Entries:
         id = id or new_id()
         before = self._checked(id, entry)
         # An entry only grows, so the larger count is the later one.
-        if before is None or self.steps_of(id) < entry.steps:
-            self._by_id[id] = entry
+        kept = entry if before is None or before.steps < entry.steps else before
+        if before is not None and before.sampling != entry.sampling:  # asserted of the same steps, in two files
+            kept = dataclasses.replace(kept, sampling=dearer(before.sampling, entry.sampling) or kept.sampling)
+        self._by_id[id] = kept
         return id
 
+    def assert_drawn_by(self, sampling: Mapping[str, Any]) -> None:
+        """Notes that a sampling drew the batches that came without a proof; a dearer one that was asserted stays."""
+        for id, entry in self._by_id.items():
+            if entry.origin == UNPROVEN and not entry.label:
+                drawn_by = dearer(entry.sampling, sampling) or entry.sampling
+                self._by_id[id] = dataclasses.replace(entry, sampling=drawn_by)
+
     def _checked(self, id: str, entry: Entry) -> Entry | None:
-        # The present entry of an id. One of another event or sampling would be lost in a merge.
+        # The present entry of an id. One of another event would be lost in a merge.
         before = self._by_id.get(id)
-        if before is None:
-            return None
-        samplings = {json.dumps(each.sampling, sort_keys=True) for each in (before, entry) if each.sampling}
-        if (before.event, before.label) != (entry.event, entry.label) or len(samplings) > 1:
-            one, other = (events.in_words(each.event) for each in (before, entry))
+        if before is not None and (before.event, before.label) != (entry.event, entry.label):
             raise ValueError(
-                f"Two expenses have the id {id!r}, {one} and {other}{' under two samplings' * (len(samplings) > 1)}: "
+                f"Two expenses have the id {id!r}, {events.in_words(before.event)} and {events.in_words(entry.event)}: "
                 "only one would be counted. Give each an id of its own, or leave id= out."
             )
         return before

@@ -19,7 +19,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -28,6 +28,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 
 from tfdp_rec.demands import Check, demand_all, given
 from tfdp_rec.sampling.sampling_proof import Source
+from tfdp_rec.sampling.schemes import Sampling, dearer
 from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id
 
 _NO_LIMIT = 2**62
@@ -87,7 +88,9 @@ class Meter:
         self._allowed = _number(1)
         self._begun, self._begun_limit, self._fits = _number(0), _number(_NO_LIMIT), _number(0)
         self._budget: tuple[Any, str | None] | None = None  # optimizer, and name of the sampling, that were priced
-        self._asserted: dict[str, Any] | None = None  # state of the sampling that draws batches without a proof
+        # State of the sampling that is asserted to draw batches without a proof, and the fit of which a budget did so.
+        self._asserted: Mapping[str, Any] | None = None
+        self._asserted_of = 0
         self._paid_ids = dict[Any, str]()  # ids of payments for steps that no counter counts yet
         self._spare = [_variables() for _ in range(_KINDS)]
 
@@ -210,14 +213,36 @@ class Meter:
             if plan is not None:
                 plan.reprice(optimizer.dp_event())
 
-    def asserts(self, sampling: dict[str, Any]) -> None:
-        """Notes the state of the sampling that is asserted to draw the batches without a proof from now on."""
-        self._asserted = sampling
-        for counter in self._counters.values():
-            if counter.origin == UNPROVEN and counter.sampling != sampling:
-                counter.close(self._closed)
-                counter.sampling = sampling
+    def asserts(self, sampling: Mapping[str, Any], of_fit: bool = False) -> None:
+        """Notes the state of a sampling that is asserted to draw the batches that come without a proof.
+
+        Steps made before, and later ones, are of the dearest that was asserted of them. A budget asserts of the steps
+        of its fit alone (`of_fit`), so that data may grow.
+
+        Raises:
+            ValueError: Another sampling was asserted, and which of the two costs more cannot be told.
+        """
+        for meter in self._related():
+            meter._asserts(sampling, of_fit)
         Changes.made += 1
+
+    def _asserts(self, sampling: Mapping[str, Any], of_fit: bool) -> None:
+        fit = int(self._fits.numpy()) if of_fit else 0
+        now = sampling if of_fit and fit != self._asserted_of else dearer(self._asserted, sampling)
+        if now is None:
+            one, other = (Sampling.from_state(dict(each or {})).describe() for each in (self._asserted, sampling))
+            raise ValueError(
+                f"Two samplings are asserted to draw the batches of this model, and which of them costs more is not "
+                f"known: {one}, and {other}. Follow it with accountants of one sampling."
+            )
+        self._closed.assert_drawn_by(sampling)
+        for counter in self._counters.values():
+            if counter.origin == UNPROVEN:
+                counter.sampling = dearer(counter.sampling, sampling) or counter.sampling
+                if counter.sampling != now:
+                    counter.close(self._closed)
+                    counter.sampling = now
+        self._asserted, self._asserted_of = now, fit or self._asserted_of
 
     def use_id(self, optimizer: Any, sampling: str | None, id: str) -> None:
         """Counts the next steps of one optimizer and sampling under the id of their payment."""
@@ -286,6 +311,8 @@ class Meter:
             if not any(self is known for known in meters_of(variable)):
                 vars(variable).setdefault(_TRAINED_BY, []).append(self)
         self.add_weights(variables)
+        for meter in self._related():
+            self._asserted = dearer(self._asserted, meter._asserted) or self._asserted
         if any(meter._budget is not None for meter in self._related() if meter is not self):
             self._limit.assign(self._made)  # a budget is kept for these weights: no step without it
 
@@ -365,7 +392,7 @@ class Counter:
     """An entry that still grows."""
 
     optimizer: Any
-    sampling: dict[str, Any] | None  # state of the sampling that draws the batches
+    sampling: Mapping[str, Any] | None  # state of the sampling that draws the batches
     void: str  # reason why the steps have no guarantee
     # Number of steps, of stretches begun, whether a step is allowed, the next draw, settings at which it was priced.
     variables: dataclasses.InitVar[list[tf.Variable]]

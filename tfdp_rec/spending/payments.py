@@ -26,7 +26,7 @@ from dp_accounting import DpEvent, SelfComposedDpEvent
 from tfdp_rec.files import Path
 from tfdp_rec.pricing import events
 from tfdp_rec.pricing.events import PlannedDpEvent
-from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
+from tfdp_rec.sampling.schemes import PoissonSampling, Sampling, dearer
 from tfdp_rec.spending.entries import BY_HAND, DRAWN, ORDINARY, Entries, Entry, id_of_use, new_id
 from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Paid, Snapshot, canonical
 
@@ -145,24 +145,21 @@ class Payments:
 
     def unpaid(self, carried: Entries) -> dict[str, int]:
         """Number of steps, or other uses of the data, that models carry and this ledger has not paid for, by id."""
-        paid, claims = self._paid_by_id(), self._claims()
+        claims, steps, uses = self._claims(), dict[str, list[Line]](), Counter[str]()
+        for paid, entry in self._read_lines()[0]:
+            if entry is not None:
+                steps.setdefault(paid.id, []).append((paid, entry))
+            elif not paid.steps:
+                # A payment by hand has an id of its own: it is found by event and label.
+                for id in {paid.id, id_of_use(paid.event, paid.label)}:
+                    uses[id_of_use(paid.event, id)] += paid.attempts
         owed = {}
         for id, entry in carried.items():
             if entry.origin != ORDINARY:
-                owed[id] = entry.steps - paid[id_of_use(entry.event, id)] - (0 if entry.label else claims[id])
+                own = uses[id_of_use(entry.event, id)]
+                own += sum(paid.steps for paid, line in steps.get(id, ()) if line and _pays_for(line, entry))
+                owed[id] = entry.steps - own - (0 if entry.label else claims[id])
         return {id: steps for id, steps in owed.items() if steps > 0}
-
-    def _paid_by_id(self) -> Counter[str]:
-        # Number of steps, or of other uses, that were paid for, by id and event: a payment is for its own event alone.
-        found = Counter[str]()
-        for each, entry in self._read_lines()[0]:
-            if entry is not None:
-                found[id_of_use(entry.event, each.id)] += each.steps
-            elif not each.steps:
-                # A payment by hand has an id of its own: it is found by event and label.
-                for id in {each.id, id_of_use(each.event, each.label)}:
-                    found[id_of_use(each.event, id)] += each.attempts
-        return found
 
     def pay_for(self, carried: Entries, asserted: str = "") -> None:
         """Pays for all entries of models that this ledger has not paid for; `asserted`: what drew unproven batches."""
@@ -184,7 +181,7 @@ class Payments:
             if steps:
                 assert state is not None
                 proof = "" if entry.origin == DRAWN else asserted or entry.origin
-                Payments(self.ledger, Sampling.from_state(state)).pay_steps(entry.event, steps, id, proof)
+                Payments(self.ledger, Sampling.from_state(dict(state))).pay_steps(entry.event, steps, id, proof)
 
     # Payments of versions before 0.3 have no ids: an entry of such a version may claim them, once.
 
@@ -270,6 +267,11 @@ def _steps_of(paid: Paid) -> Entry | None:
         price = Sampling.from_state(state).compose_history([(event, 1)])
         fits = paid.attempts == paid.steps and price == SelfComposedDpEvent(paid.event, 1)
     return Entry(event, steps, BY_HAND if paid.settings.get(_ASSERTED) else DRAWN, dict(state)) if fits else None
+
+
+def _pays_for(paid: Entry, made: Entry) -> bool:
+    # A payment is for its own event alone, under a sampling that costs no less than the one that was asserted since.
+    return paid.event == made.event and dearer(paid.sampling, made.sampling) == paid.sampling
 
 
 def _up_to(step: int, paid: Paid, entry: Entry | None) -> Line:

@@ -108,7 +108,7 @@ class FitWarnings(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         # Again: hooks may have been set in set_model.
-        refuse_forgetting(self._others, resumable=bool(self.model.release.listeners))
+        refuse_forgetting(self._others, resumable=bool(self.model.release.all_listeners))
         optimizer, history = self.model.optimizer, self.model.privacy_history
         if not history.followed and not isinstance(optimizer.dp_event(), NonPrivateDpEvent):
             history.followed = True  # once per model

@@ -450,7 +450,7 @@ class PrivateTraining(ReleaseMethods):
             self._refuse_thawed_or_frozen()
             callbacks = settling_ahead(with_budget_of_plan(self.optimizer.plan, several(callbacks)))
             refuse_data_dependent(callbacks)
-            refuse_forgetting(callbacks, resumable=bool(self.release.listeners), data=x)
+            refuse_forgetting(callbacks, resumable=bool(self.release.all_listeners), data=x)
             callbacks = [*callbacks, FitWarnings(callbacks)]
             try:
                 self.feeding = self._source_of(x, kwargs.get("class_weight"))

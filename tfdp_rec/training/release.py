@@ -19,6 +19,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -52,6 +53,8 @@ _LOGS_ONLY = (
 
 
 _ONE_THREAD = threading.RLock()  # of the thread that trains privately
+_ONE_WRITER = threading.RLock()  # of the thread whose listeners act
+_LISTENED = weakref.WeakSet[Any]()  # the guards that have had a listener
 
 
 class Listener(Protocol):
@@ -85,7 +88,7 @@ class ReleaseGuard:
         self._trained_by: int | None = None  # the thread that trains the model at present
         self._listeners: dict[str, Listener] = {}  # by place
         self._kept: list[WithheldRows] = []  # weights that leave after the listeners, beside tables that owe noise
-        self._reached = 0
+        self._reached, self._kept_back = 0, False
 
     # Present state.
 
@@ -101,7 +104,9 @@ class ReleaseGuard:
     @contextlib.contextmanager
     def fitting(self) -> Iterator[None]:
         """A block for `fit`, which settles at its end and whose callbacks were checked."""
-        with self.training(), self.in_reach():
+        with self.training(), contextlib.ExitStack() as around:
+            for release in self._on_these_weights():
+                around.enter_context(release.in_reach())
             self._fitting += 1
             try:
                 self._allow_steps()
@@ -187,18 +192,25 @@ class ReleaseGuard:
     # Settling.
 
     def settle(self) -> None:
-        """Applies all noise that is owed to the tables, and calls the listeners of all models that train them."""
-        releases: dict[int, ReleaseGuard] = {id(self): self}
+        """Applies all noise that is owed to the tables, and calls the listeners of all models on these weights."""
         self.settle_all_models()
-        for variable in self._guarded:
-            releases |= {id(release): release for release in guarded(variable).releases}
-        for release in releases.values():
-            with release.in_reach():
-                for listener in release.listeners:
-                    listener.before_release()
-            release._allow_steps()
+        listened = [release for release in self._on_these_weights() if release._listeners]
+        with _ONE_WRITER if listened else contextlib.nullcontext():
+            for release in listened:
+                with release.in_reach():
+                    for listener in release.listeners:
+                        listener.before_release()
+                release._allow_steps()
         for variable in self._guarded:  # last: where a listener fails, rows stay out of reach of compiled functions
             guarded(variable).publish()
+
+    def _on_these_weights(self) -> list[ReleaseGuard]:
+        # This guard, and those of models that train some of the same weights and may be listened to.
+        variables = [*self._guarded, *(self.model.trainable_variables if _LISTENED else ())]
+        found = {id(self): self}
+        for debts in map(debts_of, variables):
+            found |= {id(release): release for release in debts.releases} if isinstance(debts, Debts) else {}
+        return list(found.values())
 
     def settle_all_models(self) -> None:
         """Settles all optimizers that reach these tables, directly or by a table that they share."""
@@ -224,6 +236,7 @@ class ReleaseGuard:
     def listen(self, listener: Listener) -> None:
         """Has a listener act before every release from now on, as long as it is needed."""
         self._listeners[listener.place] = listener
+        _LISTENED.add(self)
         if self.model.optimizer.built:
             self._keep_weights(self.model.optimizer)
         self._allow_steps()
@@ -243,21 +256,29 @@ class ReleaseGuard:
 
     @contextlib.contextmanager
     def in_reach(self) -> Iterator[None]:
-        """A block in which weights are where steps and listeners find them; none stays there unless it may leave."""
-        # A compiled function that reads them calls no listener.
+        """A block in which weights are where steps and listeners find them; afterwards only if they may leave."""
         self._reached += 1
-        for places in self._kept:
-            places.publish()
+        if self._kept_back:
+            for places in self._kept:
+                places.publish()
+            self._kept_back = False
         try:
             yield
         finally:
             self._reached -= 1
-            if not self._reached:
+            if self._listeners and not self._reached:
+                self._keep_back()
+
+    def _keep_back(self) -> None:
+        # A compiled function that reads weights calls no listener: it finds none while a listener has yet to act.
+        may_leave = False
+        try:
+            may_leave = all(listener.is_done for listener in self.listeners)
+        finally:  # also where that cannot be known
+            if not may_leave:
+                self._kept_back = True
                 for places in self._kept:
                     places.withhold()
-                if all(listener.is_done for listener in self.listeners):
-                    for places in self._kept:
-                        places.publish()
 
     def _allow_steps(self) -> None:
         # In the graph of every step, also of one that was traced before there was a listener.
@@ -271,12 +292,18 @@ class ReleaseGuard:
         """The listeners that are needed."""
         return [each for each in self._listeners.values() if each.is_needed]
 
+    @property
+    def all_listeners(self) -> list[Listener]:
+        """The listeners that are needed, of all models on these weights."""
+        return [listener for release in self._on_these_weights() for listener in release.listeners]
+
     def refuse_steps_by_hand(self, in_fit: bool = False) -> None:
         """Refuses a step outside of `fit` if there are listeners: its weights may be read by ways that tell none."""
         self._allow_steps()
-        if self.listeners and not (in_fit and self._fitting):
+        listeners = self.all_listeners
+        if listeners and not (in_fit and self._fitting):
             raise NotPrivate(
-                f"A training of this model can be resumed from {self.listeners[0].place}, where every step must be "
+                f"A training of this model can be resumed from {listeners[0].place}, where every step must be "
                 "written before its weights can be read. That is ensured in fit alone: train with fit, or remove the "
                 "directory if the training is done."
             )
