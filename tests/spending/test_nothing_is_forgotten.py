@@ -324,6 +324,10 @@ def test_two_files_of_one_training_tell_the_dearer_sampling(tmp_path):
         counted = asserting(5000)
         counted.follow(loaded)
         assert counted.epsilon() == pytest.approx(asserting(500).epsilon(4))
+    cheaper, counted = keras.models.load_model(tmp_path / "cheaper.keras"), asserting(5000)
+    asserting(500).follow(cheaper)
+    counted.follow(cheaper)
+    assert counted.epsilon() == pytest.approx(asserting(500).epsilon(4))
 
 
 def test_a_payment_under_a_cheaper_sampling_is_not_enough(tmp_path):
