@@ -688,7 +688,7 @@ def test_plans_under_a_filter_make_their_steps_and_no_more(tmp_path):
         )
         assert trained(plan, 40) == pytest.approx(13, abs=1) and 0.9 < ledger.used <= 1
         assert plan.accountant.epsilon() == 4.0
-        with pytest.raises(ValueError, match="budget is spent"):
+        with pytest.warns(UserWarning, match="budget is spent"):
             tfdp_rec.PrivatePlan(epsilon=4.0, steps=20, **options)
         with pytest.raises(ValueError, match="plan a larger epsilon"):
             tfdp_rec.PrivatePlan(epsilon=3.0, steps=20, **options)
