@@ -715,6 +715,30 @@ def test_threads_that_predict_find_the_weights(tmp_path, kind):
     assert not failed
 
 
+class PredictsElsewhere(keras.callbacks.Callback):
+    """In another thread than the one that trains."""
+
+    def on_epoch_end(self, epoch, logs=None):
+        def predict():
+            with pytest.raises(RuntimeError, match="Another thread trains the model"):
+                self.model.predict_on_batch(np.ones([2, 4], "float32"))
+            self.refused = True
+
+        thread = threading.Thread(target=predict)
+        thread.start()
+        thread.join()
+
+
+def test_another_thread_does_not_write_a_checkpoint_in_the_midst_of_a_fit(tmp_path):
+    inputs = keras.Input([4])
+    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))  # without a table, which would refuse it
+    model.compile(optimizer_of(tfdp_rec.DPSGD), loss="mse")
+    elsewhere = PredictsElsewhere()
+    callbacks = [TrainingCheckpoint(tmp_path), elsewhere]
+    model.fit(np.ones([12, 4], "float32"), np.ones([12, 1]), batch_size=6, verbose=0, callbacks=callbacks)
+    assert elsewhere.refused
+
+
 def test_a_read_of_weights_that_are_written_moves_nothing(tmp_path, monkeypatch):
     """Each eager read moved all of them: seconds for get_weights."""
     setup = started(tmp_path, kind=tfdp_rec.DPSGD)

@@ -214,14 +214,9 @@ class Meter:
                 plan.reprice(optimizer.dp_event())
 
     def asserts(self, sampling: Mapping[str, Any], of_fit: bool = False) -> None:
-        """Notes the state of a sampling that is asserted to draw the batches that come without a proof.
-
-        Steps made before, and later ones, are of the dearest that was asserted of them. A budget asserts of the steps
-        of its fit alone (`of_fit`), so that data may grow.
-
-        Raises:
-            ValueError: Another sampling was asserted, and which of the two costs more cannot be told.
-        """
+        """Notes the state of a sampling that is asserted to draw the batches that come without a proof."""
+        # Steps made before, and later ones, are of the dearest that was asserted of them. A budget asserts of the steps
+        # of its fit alone (`of_fit`), so that data may grow.
         for meter in self._related():
             meter._asserts(sampling, of_fit)
         Changes.made += 1

@@ -197,6 +197,7 @@ class ReleaseGuard:
         listened = [release for release in self._on_these_weights() if release._listeners]
         with _ONE_WRITER if listened else contextlib.nullcontext():
             for release in listened:
+                release.refuse_other_threads()
                 with release.in_reach():
                     for listener in release.listeners:
                         listener.before_release()
