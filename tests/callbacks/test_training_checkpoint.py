@@ -733,6 +733,7 @@ def test_another_thread_does_not_write_a_checkpoint_in_the_midst_of_a_fit(tmp_pa
     inputs = keras.Input([4])
     model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))  # without a table, which would refuse it
     model.compile(optimizer_of(tfdp_rec.DPSGD), loss="mse")
+    model.predict_on_batch(np.ones([2, 4], "float32"))  # compiled now: later ones read no weight by its name
     elsewhere = PredictsElsewhere()
     callbacks = [TrainingCheckpoint(tmp_path), elsewhere]
     model.fit(np.ones([12, 4], "float32"), np.ones([12, 1]), batch_size=6, verbose=0, callbacks=callbacks)
