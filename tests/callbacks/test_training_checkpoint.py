@@ -587,7 +587,10 @@ def test_a_compiled_function_finds_no_weights_after_a_failed_write(tmp_path, kin
     setup = Setup(tmp_path, kind=kind, noise=None)
     setup.model.prepare((IDS[:6], LABELS[:6]))
     part, one = tf.function(setup.model.layers[-1]), tf.eye(12)
-    velocities = [dense.velocity for dense in setup.model.optimizer.dense.values()]
+    optimizer = setup.model.optimizer
+    velocities = [dense.velocity for dense in optimizer.dense.values()]
+    if kind is tfdp_rec.DPSGD:  # a lazy table says itself that its rows owe noise
+        velocities += [table.state for table in optimizer.tables.values()]
     velocity = tf.function(lambda: [each + 0.0 for each in velocities])
     before = part(one).numpy()
     setup.fit(epochs=1)
@@ -595,14 +598,14 @@ def test_a_compiled_function_finds_no_weights_after_a_failed_write(tmp_path, kin
     not_written(setup, monkeypatch)
     with pytest.raises(tf.errors.InvalidArgumentError):
         part(one)
-    assert [np.size(each) for each in velocity()] == [0, 0]
+    assert not any(np.size(each) for each in velocity())
     trained_before = int(setup.model.optimizer.iterations)
     with pytest.raises(ZeroDivisionError):  # steps find their weights
         trained(setup)
     assert int(setup.model.optimizer.iterations) == trained_before + 5
     monkeypatch.undo()
     setup.model.save(tmp_path / "left.keras")
-    assert np.all(np.isfinite(part(one))) and [np.size(each) for each in velocity()] == [12, 1]
+    assert np.all(np.isfinite(part(one))) and [tuple(v.shape) for v in velocity()] == [v.shape for v in velocities]
     assert told(tmp_path, kind) == 14 == setup.accountant.steps
 
 

@@ -150,10 +150,19 @@ def test_many_histories_are_scored_some_at_a_time(rows, columns, monkeypatch):
     assert max(some.at_a_time) <= 2 and max(whole.at_a_time) == max(1, rows)
 
 
-def test_titles_are_by_the_ids_of_items(recommender, tmp_path):
+def test_titles_are_by_the_ids_of_items(recommender, items, tmp_path):
     """Keys of text beside whole numbers gave each item the title ""."""
-    with pytest.raises(ValueError, match="None of the titles is of an item; the first is of '1', and the first item"):
+    with pytest.raises(ValueError, match="titles are by ids such as '1', and the items have ids such as 1"):
         export(tmp_path / "servable", recommender, Items(range(1, MANY + 1)), {"1": "One"})
+    with pytest.raises(ValueError, match="titles are by ids such as 1, and the items have ids such as 'item 1'"):
+        export(tmp_path / "servable", recommender, items, {1: "One"})
+
+
+def test_titles_may_be_of_other_items(recommender, items, tmp_path):
+    """Once all items with a title were forgotten, the others could not be exported."""
+    export(tmp_path / "servable", recommender, items, {"gone": "An item that left"})
+    answer = tf.saved_model.load(str(tmp_path / "servable")).signatures["serving_default"](history=tf.constant([[""]]))
+    assert not any(texts(answer["titles"])[0])
 
 
 @pytest.mark.parametrize("k", [1.5, 0, MANY + 1, "3"])

@@ -286,6 +286,15 @@ def test_of_two_samplings_that_are_asserted_the_dearer_counts():
     assert first.epsilon() == second.epsilon() == pytest.approx(asserting(500).epsilon(8))
 
 
+def test_an_accountant_tells_no_less_than_it_asserts_itself():
+    """A budget of another accountant, for ten times the units, had the fit priced by its own: .61 for 1.44."""
+    model, own, of_the_fit = private_model(), asserting(500), asserting(5000)
+    own.follow(model)
+    a_day(model, of_the_fit)
+    assert own.steps == 4 and own.epsilon() == pytest.approx(asserting(500).epsilon(4))
+    assert of_the_fit.epsilon() == pytest.approx(asserting(5000).epsilon(4))
+
+
 def test_steps_of_another_model_on_the_layers_are_asserted_too():
     model = private_model()
     inputs = keras.Input([1])

@@ -93,7 +93,8 @@ class PrivacyBudget(keras.callbacks.Callback):
         self._optimizer, self._others = self.model.optimizer, list[Meter]()
         if self._optimizer.plan is not None:
             self._optimizer.plan.suspend_limit()  # while this budget is kept instead
-        self._left()  # pays and refuses ahead of a step: a fit that was resumed may have none to make
+        # This only prices. A step is paid for, or refused, just before it: a resumed fit may have none to make.
+        self._left()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         self._refuse_overspending()

@@ -85,8 +85,9 @@ class WarmStart:
             named = str(file["model"]) if "model" in file else None  # older versions wrote none
         if named not in (None, digest(model)):
             raise ValueError(
-                f"{model} is not the model that {path} was written with, whose items may be others: export it from the "
-                "folder of its run, or in Python, with its items, by tfdp_rec.serving.export."
+                f"{model} is not the model that {path} was written with, and its items may be others. If it is of "
+                "another run, export it from the folder of that run; if a day of this run was cut off, resume it first; "
+                "if you saved it anew, export it in Python, with its items, by tfdp_rec.serving.export."
             )
 
     @classmethod

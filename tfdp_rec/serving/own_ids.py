@@ -167,8 +167,8 @@ def export(
     Raises:
         RuntimeError: There was no `fit`.
         OSError: The folder cannot be written.
-        ValueError: The items are not those of the recommender, an id has a line break, no title is of an item, or k is
-            out of range.
+        ValueError: The items are not those of the recommender, an id has a line break, titles are by ids of another
+            type, or k is out of range.
 
     Example:
         >>> from tfdp_rec.spectral import SpectralRecommender
@@ -190,10 +190,11 @@ def export(
         )
     if not isinstance(k, (int, np.integer)) or not 1 <= k <= len(items):
         raise ValueError(f"k must be a whole number between 1 and the {len(items)} items of the catalogue, got {k!r}.")
-    if titles and not any(item in titles for item in items.ids.to_pylist()):
+    named_by, an_id = next(iter(titles or {}), None), items.ids[0].as_py()
+    if named_by is not None and isinstance(named_by, str) != isinstance(an_id, str):
         raise ValueError(
-            f"None of the titles is of an item; the first is of {next(iter(titles))!r}, and the first item is "
-            f"{items.ids[0].as_py()!r}: name titles by the ids of the items."
+            f"The titles are by ids such as {named_by!r}, and the items have ids such as {an_id!r}: give titles by ids "
+            "of the items' type."
         )
     place = pc.index(line_breaks(items), True).as_py()
     if place >= 0:

@@ -374,7 +374,7 @@ class SpectralRecommender:
             item, the first of −1, −2, ... that is none.
 
         Raises:
-            ValueError: k is not between 1 and the size of the catalogue.
+            ValueError: k is no whole number between 1 and the size of the catalogue.
         """
         self._check_fitted()
         if not isinstance(k, (int, np.integer)) or not 1 <= k <= len(self.catalogue):

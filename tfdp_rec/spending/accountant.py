@@ -34,7 +34,7 @@ from tfdp_rec.pricing.composition import (
     searches,
 )
 from tfdp_rec.pricing.events import PlannedDpEvent
-from tfdp_rec.sampling.schemes import Sampling
+from tfdp_rec.sampling.schemes import Sampling, dearer
 from tfdp_rec.spending import payments
 from tfdp_rec.spending.entries import BY_HAND, DRAWN, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id
 from tfdp_rec.spending.filters import PrivacyFilter
@@ -66,6 +66,7 @@ class Accountant:
         asserted: Description of what drew the batches, if it was not `sampling` but drew as `sampling` would have. The
             statement then says that this was asserted, not checked. Each fit counts as one iteration of these batches.
             Where several accountants assert, a fit's steps are of its budget's sampling, and others of the dearest.
+            Each accountant counts unproven steps at no less than its own sampling.
         ledger: File, or `Ledger`, in which everything is paid for before it is done (docs/ledger.md). All that it holds
             already counts, and the models' histories are checked against it.
 
@@ -120,7 +121,8 @@ class Accountant:
     def follow(self, model: Any) -> None:
         """Accounts for all steps of a private `model`, or of an optimizer, those made and those to come.
 
-        `PrivacyBudget` and `PrivatePlan` call this. A model without a privacy history is refused.
+        `PrivacyBudget` and `PrivatePlan` call this. A model without a privacy history is refused, and so is one of
+        which another accountant asserted a sampling that cannot be compared with this one's.
         """
         found = getattr(model, "privacy_history", None) or getattr(
             getattr(model, "optimizer", None), "privacy_history", None
@@ -174,7 +176,7 @@ class Accountant:
         """Entries of steps under this sampling, in order; under a ledger the paid ones, less the steps still ahead."""
         mine = self.sampling.get_state()
         if self.payments is None:
-            return [e for e in self.carried if not e.label and (e.sampling == mine or _is_of_any(e))]
+            return [entry for entry in self.carried if not entry.label and _counts_under(entry, mine)]
         ahead = {self._paid_ahead[0]: self.ahead} if self._paid_ahead else {}
         own = [(entry, ahead.get(id, 0)) for id, entry in self.payments.entries().items() if entry.sampling == mine]
         return [dataclasses.replace(e, steps=e.steps - left) for e, left in own if e.steps > left]
@@ -196,7 +198,7 @@ class Accountant:
         mine, runs = self.sampling.get_state(), dict[str, list[Entry]]()
         found = []
         for entry in carried:
-            if not entry.label and entry.sampling != mine and not _is_of_any(entry):
+            if not entry.label and not _counts_under(entry, mine):
                 runs.setdefault(json.dumps(entry.sampling), []).append(entry)
         for state, entries in runs.items():
             sampling = Sampling.from_state(json.loads(state))
@@ -502,9 +504,9 @@ def _uses_without_ids(state: dict[str, Any], history: Entries) -> Entries:
     return found
 
 
-def _is_of_any(entry: Entry) -> bool:
-    # Whether steps are of the sampling that is asserted when they are asked for: none was when they were made.
-    return entry.origin == UNPROVEN and entry.sampling is None
+def _counts_under(entry: Entry, sampling: dict[str, Any]) -> bool:
+    # Whether steps are of a sampling. Unproven ones are also of any that is asserted and dearer than theirs, if any.
+    return entry.sampling == sampling or (entry.origin == UNPROVEN and dearer(entry.sampling, sampling) == sampling)
 
 
 def _restarts(entries: Sequence[Entry], ahead: int = 0) -> int:

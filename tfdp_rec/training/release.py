@@ -246,9 +246,10 @@ class ReleaseGuard:
         # Weights without pending noise are not settled before they are read; they leave after the listeners all the
         # same. An optimizer's numbers, such as that of its steps, are no weights.
         dense = optimizer.dense_optimizer
-        several = [part.velocity for part in optimizer.dense.values() if part.velocity is not None]
+        several = [part.velocity for part in optimizer.dense.values()]
+        several += [table.state for table in optimizer.tables.values()]
         several += [v for v in ([] if dense is None else dense.variables) if len(v.shape)]
-        for variable in [*self.model.trainable_variables, *several]:
+        for variable in [*self.model.trainable_variables, *(each for each in several if each is not None)]:
             debts = guarded(variable)
             if not any(self is known for known in debts.releases):
                 debts.releases.append(self)
