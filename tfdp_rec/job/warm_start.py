@@ -86,8 +86,8 @@ class WarmStart:
         if named not in (None, digest(model)):
             raise ValueError(
                 f"{model} is not the model that {path} was written with, and its items may be others. If it is of "
-                "another run, export it from that run's folder; if a day of this run was cut off, resume it first; if you "
-                "saved it anew, export it in Python, with its items, by tfdp_rec.serving.export."
+                "another run, export it from that run's folder; if a day of this run was cut off, resume it first; if "
+                "you saved it anew, export it in Python, with its items, by tfdp_rec.serving.export."
             )
 
     @classmethod
