@@ -271,3 +271,11 @@ def test_a_step_is_traced_once(mechanism, metrics):
     for _ in range(2):
         model.fit(IDS, LABELS, batch_size=4, verbose=0)
     assert len(traced) == 1
+
+
+def test_settling_many_models_is_no_retracing_of_one(caplog):
+    for _ in range(6):
+        model = in_training(1)
+        assert not model.optimizer.releasable
+        model.settle()
+    assert not [record for record in caplog.records if "settle" in record.getMessage()]

@@ -30,6 +30,7 @@ Reference:
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -249,7 +250,8 @@ class LazyDPSGD(PrivateOptimizer):
         if not tf.executing_eagerly():
             raise RuntimeError("settle() is for eager code; inside a graph it would be built, not run.")
         if self._settle_function.value is None:
-            self._settle_function.value = tf.function(self.settle_all, autograph=False)
+            # Not the method itself: TensorFlow takes those of several optimizers for one that is traced too often.
+            self._settle_function.value = tf.function(functools.partial(self.settle_all), autograph=False)
         now = int(self.row_marks.clock.numpy())
         self._settle_function.value()
         self.row_marks.settled_at = now
