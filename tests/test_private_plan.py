@@ -91,9 +91,20 @@ def test_eana_has_no_epsilon_to_plan_for():
     with pytest.raises(ValueError, match="EANA has no epsilon"):
         tfdp_rec.EANA(0.1, plan=plan_of())
     plan = plan_of(noise_multiplier=1.0, epsilon=None)
+    assert plan.epsilon < np.inf
     model = model_of(tfdp_rec.EANA(0.1, plan=plan))
+    assert plan.epsilon == plan.accountant.epsilon(steps=10) == np.inf
+    assert "none" in plan.accountant.statement(10).fields["Guarantee"]
+    with pytest.raises(ValueError, match="has no finite epsilon"):
+        plan.budget()
     model.fit(plan.batches(fetch), steps_per_epoch=2, verbose=0)
     assert plan.accountant.epsilon() == np.inf
+
+
+def test_no_noise_has_no_epsilon_to_plan_for():
+    plan = plan_of(noise_multiplier=1.0, epsilon=None)
+    tfdp_rec.DPSGD(0.1, plan=plan, noise_multiplier=0.0)
+    assert plan.epsilon == plan.accountant.epsilon(steps=10) == np.inf
 
 
 def test_what_is_spent_before_training_is_part_of_the_plan():

@@ -35,7 +35,7 @@ from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import Sampling, fold_gaussians
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.calibration import least_noise
-from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Changes, Entry, id_of_use
+from tfdp_rec.spending.entries import ORDINARY, UNPROVEN, Changes, Entry, id_of_use, use_of
 from tfdp_rec.spending.ledger import Ledger, canonical, composed, finite
 from tfdp_rec.spending.meter import StepLimit
 
@@ -121,7 +121,7 @@ class PrivatePlan:
         for number, (other, label) in enumerate(self.spent):
             before = sum(each == (other, label) for each in self.spent[:number])
             id = id_of_use(other, label) + f" {before}" * bool(before)
-            self._uses[id] = Entry(other, 1, DRAWN, label=label)
+            self._uses[id] = use_of(other, label)
             self._payer.spend(other, label, id)
 
     def __deepcopy__(self, memo: Any) -> PrivatePlan:
@@ -247,14 +247,17 @@ class PrivatePlan:
         if missing:
             raise ValueError(
                 f"{type(optimizer).__name__} also spends on '{missing[0]}' before training, which the plan does not "
-                "contain: give PrivatePlan(spent=[(event, label), ...]) the result of preselection.events()."
+                "contain: PrivatePlan(spent=[(preselection.dp_event(), preselection.label)])."
             )
         # A model may be made from such a use, a private count for example. Its saved file must carry the cost, for
         # accountants other than the plan's.
         for id, use in self._uses.items():
             optimizer.privacy_history.add_entry(use, id)
         self.accountant.follow(optimizer)
-        if events.is_private(event):  # without a guarantee there is no ε to keep
+        if not events.is_private(event):  # without a guarantee there is no ε to keep
+            self.accountant.record(event, 0)
+            self.epsilon = math.inf
+        else:
             optimizer.plan = self
             optimizer.step_limit = StepLimit(0) if copied and self.correlation is not None else self._limit
             self.reprice(event)

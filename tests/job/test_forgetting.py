@@ -3,6 +3,8 @@
 import contextlib
 import json
 import shutil
+import subprocess
+import sys
 import zipfile
 
 import keras
@@ -282,3 +284,38 @@ def test_sums_that_forget_score_the_others_by_their_own_sums():
     for wrong in ([7], [20, 7]):
         with pytest.raises(ValueError, match="Not in the catalogue"):
             whole.forget(wrong)
+
+
+def test_a_further_day_finds_the_class_of_its_model_in_a_process_of_its_own(root):
+    run = root / "run"
+    if not (run / "release" / "model.keras").exists():
+        pytest.skip("private sums are no model")
+    code = f"""
+import types
+from tfdp_rec.job.recommenders import training
+from tfdp_rec.job.run_folder import RunFolder
+from tfdp_rec.job.warm_start import WarmStart
+earlier = WarmStart.load({str(run)!r})
+checkpoint = types.SimpleNamespace(earlier=earlier, noises={{}})
+model = training.released_model(types.SimpleNamespace(checkpoint=checkpoint, folder=RunFolder({str(run)!r})))
+assert len(model.vocabulary) == len(earlier.items)
+"""
+    ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300, check=False)
+    assert ran.returncode == 0, ran.stderr[-3000:]
+
+
+def test_another_runs_model_is_not_gone_on_with_and_no_item_leaves_it(root, capsys):
+    run, path = root / "run", root / "run" / "release" / "model.keras"
+    if not path.exists():
+        pytest.skip("private sums are no model")
+    model = keras.models.load_model(path)
+    table = model.item_tables()[0].embeddings
+    table.assign(table + 1.0)
+    model.save(path)
+    ledger = (run / "release" / "ledger.jsonl").read_bytes()
+    capsys.readouterr()
+    assert train("--continue", run, "--data", day(root / "1.parquet", 1), "--quiet") == 2
+    assert "is not the model that" in capsys.readouterr().err
+    assert main(["forget", str(run), NAMES[3]]) == 2
+    assert "is not the model that" in capsys.readouterr().err
+    assert (run / "release" / "ledger.jsonl").read_bytes() == ledger

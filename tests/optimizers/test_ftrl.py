@@ -407,3 +407,33 @@ def test_changes_of_noise_count_at_the_least():
     model.optimizer.noise_multiplier = 2.5
     fit(model, order, 1)
     assert accountant.epsilon() == epsilon_of(PLAN.dp_event(1.5), 1e-2, "rdp")
+
+
+@pytest.mark.parametrize("eagerly", [True, False])
+def test_a_step_that_was_cut_short_replaces_no_checkpoint(eagerly, tmp_path):
+    noise, order = Fails(), FixedOrder(UNITS, 5)
+    model = model_of(tfdp_rec.DPFTRL, eagerly, noise=noise)
+    checkpoint = TrainingCheckpoint(tmp_path / "training", every=2, sampling=order)
+    fails = keras.callbacks.LambdaCallback(
+        on_train_batch_end=lambda batch, logs: noise.now.assign(batch == 1), keeps_off_weights=True
+    )
+    with pytest.raises(RuntimeError, match="A step was cut short.* resume from .*step-2"):
+        model.fit(order.batches(fetch), steps_per_epoch=6, verbose=0, callbacks=[checkpoint, fails])
+    with pytest.raises(RuntimeError, match="A step was cut short"):
+        model.get_weights()
+    noise.now.assign(False)
+    again = model_of(tfdp_rec.DPFTRL, eagerly, noise=Fails())
+    again.prepare(fetch(np.arange(5)))
+    resumed = TrainingCheckpoint(tmp_path / "training", every=2, sampling=order)
+    assert resumed.resume(again).step == 2
+    again.fit(order.batches(fetch, position=2), steps_per_epoch=6, verbose=0, callbacks=[resumed])
+    assert again.optimizer.position == 6
+    shutil.rmtree(tmp_path / "training")
+    model.get_weights()
+
+
+@BOTH
+def test_the_plan_of_the_noise_is_not_exchanged(kind):
+    model = model_of(kind)
+    with pytest.raises(AttributeError):
+        model.optimizer.correlation = Correlation(BufferedToeplitz([], []), steps=15, separation=5)

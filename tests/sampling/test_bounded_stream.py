@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import tfdp_rec
-from tfdp_rec.callbacks import PrivacyBudget
+from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.privacy import Accountant, BoundedStream, Sampling, epsilon_of, optimised_correlation
 from tfdp_rec.sampling.bounded_stream import Seats
@@ -259,6 +259,38 @@ def test_a_plan_does_not_go_on_with_a_stream_that_knows_no_seats_of_it():
     assert model.optimizer.position == 3
     fit(first, 3)
     assert model.optimizer.position == 6
+
+
+def test_a_plan_that_is_resumed_where_it_was_made_goes_on_with_its_stream(tmp_path):
+    first, model = stream(), model_of()
+    checkpoint = TrainingCheckpoint(tmp_path, sampling=first)
+
+    def fit(model, of, callback):
+        batches = of.batches(events_of(USERS), "user", position=model.optimizer.position, map=labelled)
+        model.fit(batches, steps_per_epoch=3, epochs=9, verbose=0, callbacks=[callback, Ends()])
+
+    fit(model, first, checkpoint)
+    assert checkpoint.resume(model).step == 3
+    with pytest.raises(tfdp_rec.NotPrivate, match="begun with another BoundedStream"):
+        fit(model, stream(), checkpoint)
+    fit(model, first, checkpoint)
+    assert model.optimizer.position == 6
+    other = model_of()  # another plan, as a new process makes it: its stream is made anew
+    fit(other, first, TrainingCheckpoint(tmp_path / "other", sampling=first))
+    other.prepare(next(iter(first.batches(events_of(USERS), "user", map=labelled))))
+    resumed = TrainingCheckpoint(tmp_path, sampling=stream())
+    assert resumed.resume(other).step == 6
+    fit(other, stream(), resumed)
+    assert other.optimizer.position == 9
+
+
+class Ends(keras.callbacks.Callback):
+    """Ends the fit after its first epoch."""
+
+    keeps_off_weights = True
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.model.stop_training = True
 
 
 def test_a_stream_trains_with_independent_noise_to_its_end():

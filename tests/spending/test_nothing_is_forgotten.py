@@ -316,7 +316,7 @@ def test_samplings_that_cannot_be_compared_are_not_asserted_of_one_model():
     orders = Accountant(GaussianDpEvent(1.0), ShuffledEpochs(500, 25), 1e-4, "rdp", asserted="a loader that shuffles")
     users = Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25, "user"), 1e-4, "rdp", asserted="a job")
     for other in (orders, users):
-        with pytest.raises(ValueError, match="Two samplings are asserted to draw the batches of this model"):
+        with pytest.raises(ValueError, match="Two samplings are asserted to have drawn the batches of a model"):
             other.follow(model)
 
 

@@ -10,10 +10,20 @@ from checker import checked
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
-from tfdp_rec.data import FixedOrder
+from tfdp_rec.data import FixedOrder, PoissonSampling
 from tfdp_rec.pricing.composition import epsilon_of
-from tfdp_rec.privacy import Accountant, BrokenLedger, Unaccounted, optimised_correlation
+from tfdp_rec.pricing.events import PlannedDpEvent
+from tfdp_rec.privacy import (
+    Accountant,
+    BrokenLedger,
+    GaussianFilter,
+    Ledger,
+    Snapshot,
+    Unaccounted,
+    optimised_correlation,
+)
 from tfdp_rec.spending.ledger import read
+from tfdp_rec.spending.payments import Payments
 
 UNITS, BATCH, STEPS, DELTA, SIGMA = 20, 4, 15, 1e-2, 3.0
 PLAN = optimised_correlation(steps=STEPS, separation=5, participations=3)
@@ -264,6 +274,167 @@ def test_a_private_plan_that_is_made_again_goes_on(tmp_path):
     with pytest.raises(ValueError, match="would exceed the budget"):
         third.fit(1)
     third.accountant.close()
+
+
+def test_a_fit_that_is_killed_before_its_first_checkpoint_goes_on_from_that_of_the_fit_before(tmp_path):
+    first = Process(tmp_path)
+    first.fit(4)
+    first.fit(STEPS, killed_at=5)
+    second = Process(tmp_path, target=epsilon(1) * (1 + 1e-6))
+    assert second.resumed.step == 4
+    second.fit(STEPS)
+    assert second.model.optimizer.position == STEPS
+    assert paid(second) == pytest.approx(second.accountant.epsilon()) == pytest.approx(epsilon(1))
+    second.accountant.close()
+
+
+@pytest.mark.parametrize("trained", [False, True])
+@pytest.mark.parametrize("ledger", [False, True])
+def test_a_resumed_part_that_makes_no_step_is_no_fork(tmp_path, trained, ledger):
+    """It is released, which writes its checkpoint; or it is killed after a step that none holds."""
+    Process(tmp_path).fit(STEPS, killed_at=6)
+    second = Process(tmp_path)
+    second.model.evaluate(*rows(range(4)), verbose=0)
+    if trained:
+        second.fit(STEPS, killed_at=6)
+    second.accountant.payments.ledger.close()
+    third = Process(tmp_path, target=epsilon(1) * (1 + 1e-6))
+    assert third.resumed.step == 5
+    if ledger:
+        third.fit(STEPS)
+        assert paid(third) == pytest.approx(third.accountant.epsilon()) == pytest.approx(epsilon(1))
+    else:
+        third.model.fit(third.order.batches(rows, position=5), steps_per_epoch=2, verbose=0)
+        alone = Accountant(third.event, third.order, DELTA, "rdp")
+        alone.follow(third.model)
+        assert alone.epsilon() == pytest.approx(epsilon(1))
+    third.accountant.payments.ledger.close()
+
+
+def test_a_checkpoint_that_a_kill_left_without_its_note_is_gone_on_from_for_nothing(tmp_path, monkeypatch):
+    first = Process(tmp_path)
+    note = Accountant.note_checkpoint
+
+    def noted(accountant, event, done=True):
+        if done and first.model.optimizer.position == 5:
+            first.accountant.payments.ledger.close()
+            raise SystemExit  # the file is there
+        note(accountant, event, done)
+
+    monkeypatch.setattr(Accountant, "note_checkpoint", noted)
+    with pytest.raises(SystemExit):
+        first.fit(STEPS)
+    monkeypatch.undo()
+    second = Process(tmp_path, target=epsilon(1) * (1 + 1e-6))
+    assert second.resumed.step == 5
+    second.fit(3)
+    assert paid(second) == pytest.approx(second.accountant.epsilon()) == pytest.approx(epsilon(1))
+    second.accountant.close()
+
+
+def test_a_copy_of_a_checkpoint_whose_directory_was_removed_before_a_release_is_a_fork(tmp_path):
+    first = Process(tmp_path)
+    first.fit(4)
+    shutil.copytree(tmp_path / "training", tmp_path / "copy")
+    with pytest.raises(ZeroDivisionError):
+        first.model.fit(
+            first.order.batches(rows, position=4), steps_per_epoch=5, epochs=9, verbose=0,
+            callbacks=[PrivacyBudget(first.accountant, 100.0), Removes(tmp_path / "training"), Fails(2)],
+        )  # fmt: skip
+    first.model.get_weights()
+    first.accountant.payments.ledger.close()  # killed
+    second = Process(tmp_path, training="copy")
+    second.fit(2)
+    assert paid(second) == pytest.approx(second.accountant.epsilon()) == pytest.approx(epsilon(2))
+    second.accountant.close()
+
+
+class Removes(keras.callbacks.Callback):
+    keeps_off_weights = True
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def on_train_batch_end(self, batch, logs=None):
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def test_noise_that_grew_before_a_checkpoint_is_noted_at_the_step_that_was_made(tmp_path):
+    first = Process(tmp_path)
+    first.fit(2)
+    shutil.copytree(tmp_path / "training", tmp_path / "copy")
+    first.model.optimizer.noise_multiplier = SIGMA * 1.001
+    first.fit(2)
+    first.accountant.close()
+    kept = [line["settings"] for line in read(first.path).lines if line.get("label") == "plan kept"]
+    assert kept[-1]["step"] == 4
+    second = Process(tmp_path, training="copy")
+    second.fit(2)
+    assert paid(second) == pytest.approx(second.accountant.epsilon()) == pytest.approx(epsilon(2))
+    second.accountant.close()
+
+
+@pytest.mark.parametrize("sigmas", [(3.0, 1.0), (3.0, 2.0, 1.0), (1.0, 3.0, 2.0), (3.0, 2.9999999), (30.0, 0.5)])
+def test_less_noise_within_a_plan_is_paid_for(tmp_path, sigmas):
+    process = Process(tmp_path)
+    for sigma in sigmas:
+        process.model.optimizer.noise_multiplier = sigma
+        process.fit(3)
+    whole = epsilon_of(PLAN.dp_event(min(sigmas)), DELTA, "rdp")
+    assert process.accountant.epsilon() == pytest.approx(whole, rel=1e-9)
+    assert whole <= paid(process) <= whole * (1 + 1e-6)
+    process.accountant.close()
+    sampling, event = PoissonSampling(UNITS, BATCH), dp_accounting.GaussianDpEvent(50.0)
+    besides = Accountant(event, sampling, DELTA, "rdp", ledger=process.path)
+    assert besides.epsilon() >= whole
+    besides.close()
+    assert checked(process.path, DELTA, tmp_path) == pytest.approx(read(process.path).epsilon(DELTA), rel=1e-3)
+
+
+def test_less_noise_within_a_plan_takes_from_a_filter(tmp_path):
+    limit = GaussianFilter(3.0, DELTA)
+    ledger = Ledger(tmp_path / "filter.jsonl", "example", Snapshot(UNITS, "rows"), limit=limit)
+    for sigma in (30.0, SIGMA):
+        event = PlannedDpEvent(PLAN.dp_event(sigma), STEPS, 5, 3, "one", "part")
+        Payments(ledger, FixedOrder(UNITS, BATCH)).pay_steps(event, 5)
+    assert ledger.used == pytest.approx(limit.used(ONCE))
+    ledger.close()
+
+
+def test_a_fork_with_more_noise_costs_what_its_beginning_had(tmp_path):
+    first = Process(tmp_path)
+    first.model.optimizer.noise_multiplier = 1.0
+    first.fit(2)
+    first.accountant.close()
+    shutil.copytree(tmp_path / "training", tmp_path / "copy")
+    for training in ("training", "copy"):
+        process = Process(tmp_path, training=training)
+        process.model.optimizer.noise_multiplier = 4.0
+        process.fit(2)
+        process.accountant.close()
+    two = epsilon_of(dp_accounting.SelfComposedDpEvent(PLAN.dp_event(1.0), 2), DELTA, "rdp")
+    assert paid(process) == pytest.approx(process.accountant.epsilon()) == pytest.approx(two)
+
+
+def test_steps_beyond_a_plan_have_no_price_in_either_record(tmp_path):
+    process = Process(tmp_path)
+    event = PlannedDpEvent(ONCE, STEPS, 5, 3, "by hand")
+    for _ in range(2):
+        process.accountant.record(event, STEPS)
+    assert paid(process) == process.accountant.epsilon() == np.inf
+    process.accountant.close()
+
+
+def test_a_plan_is_no_restart_of_steps_with_independent_noise(tmp_path):
+    order, event = FixedOrder(UNITS, BATCH), dp_accounting.GaussianDpEvent(SIGMA)
+    model = Process(tmp_path).model
+    model.fit(order.batches(rows), steps_per_epoch=5, verbose=0)
+    accountant = Accountant(event, order, DELTA, "rdp")
+    accountant.follow(model)
+    accountant.record(event, 5)
+    both = dp_accounting.ComposedDpEvent([ONCE, order.compose(event, 5)])
+    assert accountant.epsilon() == pytest.approx(epsilon_of(both, DELTA, "rdp"))
 
 
 def test_a_new_plan_pays_anew(tmp_path):

@@ -209,7 +209,9 @@ class PrivacyBudget(keras.callbacks.Callback):
             raise ValueError(self._overspending(ahead))
         made = self._most - left
         if made + ahead > self._paid:
-            self._paid = made + self.accountant.pay_ahead(ahead, left, self._optimizer, self._origin)
+            listeners = self.model.release.listeners if hasattr(self.model, "release") else ()
+            kept = any(getattr(each, "accountant", None) is self.accountant for each in listeners)
+            self._paid = made + self.accountant.pay_ahead(ahead, left, self._optimizer, self._origin, kept)
             self._allow()
             self._priced = self._state(self._optimizer.privacy_history)
 

@@ -173,6 +173,10 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def before_release(self) -> None:
         """Writes a checkpoint of the present state unless the last one is of it."""
+        if not self.is_needed:  # what leaves is in no checkpoint: a copy of the last one does not continue from it
+            if _made_steps(self.model):
+                self._note()
+            return
         if self._resuming:
             raise RuntimeError(
                 f"The resumption from {self.directory} was interrupted, and each look at a part of a checkpoint would "
@@ -184,6 +188,12 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             raise RuntimeError(
                 f"The model was compiled with {type(self.model.optimizer).__name__} and trained on, which no training "
                 f"checkpoint keeps: remove {self.directory} if its training is done."
+            )
+        if self.model.optimizer.cut_short and self.latest() is not None:  # the last one can be gone on from
+            raise RuntimeError(
+                "A step was cut short, so that weights and noise no longer belong together. Make the model anew and "
+                f"resume from {self.latest()}, which is of the steps before; or remove {self.directory} to release "
+                "the model as it stands, from which no training continues."
             )
         self.save()
 
@@ -207,13 +217,17 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             for name, variable in _variables(self.model):
                 with archive.open(name, "w", force_zip64=True) as file:
                     file.writelines(_chunks(variable))
+            self._note(done=False)
         self._last, self._kept = _File(path), self.model
-        if self.accountant is not None:
-            self.accountant.note_checkpoint(self.model.optimizer.dp_event())
+        self._note()
         for path_before in older:
             os.remove(path_before)
         self._saved, self._checked = state, self._steps()
         return path
+
+    def _note(self, done: bool = True) -> None:
+        if self.accountant is not None:
+            self.accountant.note_checkpoint(self.model.optimizer.dp_event(), done)
 
     def _header(self) -> dict[str, Any]:
         optimizer = _private_optimizer(self.model)
@@ -335,6 +349,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             optimizer.privacy_history.restored()
             if self.accountant is not None:
                 self.accountant.follow(model)
+                self.accountant.confirm_checkpoint(optimizer.dp_event())
             self._resumed = _normalised(header)
             self._epoch, self._epoch_began = self._resumed.epoch, self._steps() - self._resumed.steps_in_epoch
             self._saved, self._resuming = self._state(), False

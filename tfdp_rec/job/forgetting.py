@@ -144,6 +144,7 @@ def _released(run: RunFolder, name: str, items: Items) -> Any:
 
     from tfdp_rec.models import SASRec, TwoTower  # noqa: F401  # registers the classes that the file may hold
 
+    WarmStart.refuse_another_model(find(run.path, RELEASED), find(run.path, MODEL))
     model = keras.models.load_model(run.release / MODEL)
     if len(model.vocabulary) != len(items):
         raise ValueError(

@@ -64,8 +64,13 @@ class CorrelatedOptimizer(PrivateOptimizer):
                 f"optimised_correlation(steps, separation); got {correlation!r}."
             )
         super().__init__(learning_rate, **settings)
-        self.correlation = correlation
+        self._correlation = correlation
         self.course = Course(correlation.steps)
+
+    @property
+    def correlation(self) -> Correlation:
+        """The plan of the noise; another one would have another price, and the buffers of this one."""
+        return self._correlation
 
     @property
     def position(self) -> int:
@@ -121,10 +126,13 @@ class CorrelatedOptimizer(PrivateOptimizer):
     @contextlib.contextmanager
     def restoring_pending(self) -> Iterator[None]:
         """As `PrivateOptimizer`'s; further steps have other noise than those of others that resume this checkpoint."""
+        plan = self.course.whereabouts[0]
         self.course.mark_unfinished(1)  # until the checkpoint's mark is read: mixed buffers belong to no plan
         with super().restoring_pending():
             yield
         self.course.go_on()
+        if plan != self.course.whereabouts[0]:  # another process seats the same events anew
+            self.course.seat_anew()
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "correlation": self.correlation.get_config()}
@@ -210,16 +218,21 @@ class Course:
 
     def go_on(self) -> None:
         """From a training checkpoint, which others may go on from as well."""
-        self._after.assign(self._part)
+        if int(self.made) > int(self._start) or not int(self._after):
+            self._after.assign(self._part)
+            self._start.assign(self.made)
+        # A part that has made no step is no place to go on from: it stands where it began.
         self._part.assign(secrets.randbits(62))
-        self._start.assign(self.made)
-        self._seats.assign(_NO_SEATS_YET)  # another process seats the same events anew
+
+    def seat_anew(self) -> None:
+        """Forgets which stream gave the units their seats, for a plan of another process."""
+        self._seats.assign(_NO_SEATS_YET)
 
     @property
     def whereabouts(self) -> tuple[str, str, str, int]:
         """The plan, the part of it that is under way, the one that went before, and the step that it began with."""
-        plan, part, after = (f"{int(v.numpy()):016x}" for v in (self._plan, self._part, self._after))
-        return plan, part, after, int(self._start.numpy())
+        plan, part, after = (int(v.numpy()) for v in (self._plan, self._part, self._after))
+        return f"{plan:016x}", f"{part:016x}", f"{after:016x}" if after else "", int(self._start.numpy())
 
     @property
     def variables(self) -> dict[str, tf.Variable]:

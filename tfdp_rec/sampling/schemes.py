@@ -207,6 +207,18 @@ def dearer(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> Ma
     return max(one, other, key=lambda state: state["expected_batch_size"] / state["num_units"]) if alike else None
 
 
+def dearer_of(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
+    """As `dearer`, of two samplings that are asserted to have drawn the same batches; raises if that cannot be told."""
+    found = dearer(one, other)
+    if found is None and one is not None and other is not None:
+        both = " and ".join(Sampling.from_state(dict(each)).describe() for each in (one, other))
+        raise ValueError(
+            f"Two samplings are asserted to have drawn the batches of a model, and which of them costs more is not "
+            f"known: {both}. Follow it with accountants of one sampling."
+        )
+    return found
+
+
 class PoissonSampling(Sampling):
     """Every unit in every batch independently with probability q = expected_batch_size / num_units.
 

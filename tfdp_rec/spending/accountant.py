@@ -36,7 +36,7 @@ from tfdp_rec.pricing.composition import (
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import Sampling, dearer
 from tfdp_rec.spending import payments
-from tfdp_rec.spending.entries import BY_HAND, DRAWN, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id
+from tfdp_rec.spending.entries import BY_HAND, DRAWN, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id, use_of
 from tfdp_rec.spending.filters import PrivacyFilter
 from tfdp_rec.spending.ledger import Ledger, Mark
 from tfdp_rec.spending.payments import Payments
@@ -99,9 +99,10 @@ class Accountant:
         self.delta = _checked_delta(delta, sampling.num_units, allow_large_delta)
         self.accountant = accountant
         self.event = event
-        self.asserted = asserted
         self.restarts_ahead = 0  # number of times that a forecast assumes the batches to be iterated anew
         self._recorded, self._followed = Entries(), list[Any]()
+        self._by_hand = ""  # id of the entry that further steps of its kind extend; none of an earlier process
+        self._asserted = asserted
         self._paid_ahead: tuple[str, DpEvent] | None = None  # id and event of steps that are paid for, and not all made
         self._epsilons: dict[str, float] = {}
         self.payments: Payments | None = None
@@ -116,7 +117,24 @@ class Accountant:
                     self.payments.ledger.close()
                 raise
 
+    def __deepcopy__(self, memo: Any) -> Accountant:
+        return self  # what copied callbacks or plans spend is spent here
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_by_hand": ""}  # a copy's further steps are others
+
     # What is counted.
+
+    @property
+    def asserted(self) -> str:
+        """Description of what drew the batches, if it was not the sampling; empty if none is asserted."""
+        return self._asserted
+
+    @asserted.setter
+    def asserted(self, words: str) -> None:
+        self._asserted = words
+        for meter in self.meters if words else ():
+            meter.asserts(self.sampling.get_state())
 
     def follow(self, model: Any) -> None:
         """Accounts for all steps of a private `model`, or of an optimizer, those made and those to come.
@@ -305,17 +323,20 @@ class Accountant:
             restarts: Number of times that shuffled batches were iterated anew within these steps.
         """
         checked_count("steps", steps)
+        checked_count("restarts", restarts)
         if event != self.event:
             self._check(event)
             self.event = event
         if steps:
             # Further steps of one kind extend one entry. Planned steps are paid for as a whole, each time anew.
-            entry = Entry(event, steps, BY_HAND, self.sampling.get_state(), restarts)
-            id, last = next(reversed(list(self._recorded.items())), ("", None))
-            id = id if last is not None and last.kind == entry.kind else new_id()
+            begun = restarts + (not self._by_hand)  # what an earlier process recorded does not go on here
+            entry = Entry(event, steps, BY_HAND, self.sampling.get_state(), begun)
+            last = dict(self._recorded.items()).get(self._by_hand)
+            id = self._by_hand if last is not None and last.kind == entry.kind else new_id()
             if self.payments is not None:
                 id = self.payments.pay_steps(event, steps, "" if isinstance(event, PlannedDpEvent) else id, BY_HAND)
             self._recorded.extend(id, entry)
+            self._by_hand = id
         Changes.made += 1
 
     def spend(self, event: DpEvent, label: str, id: str = "") -> None:
@@ -336,15 +357,16 @@ class Accountant:
         """
         events.to_json(event)
         check_supported(event, self.accountant)
-        id = id or new_id()
+        id, use = id or new_id(), use_of(event, label)
+        self.carried.add(use, id)  # raises for the id of another expense, before anything is paid
         if self.payments is not None:
             self.payments.pay_once(event, label, id)
-        self._recorded.add(Entry(event, 1, DRAWN, label=label), id)
+        self._recorded.add(use, id)
         Changes.made += 1
 
     # Paying in the ledger.
 
-    def pay_ahead(self, steps: int, most: int, optimizer: Any, sampling: str | None) -> int:
+    def pay_ahead(self, steps: int, most: int, optimizer: Any, sampling: str | None, kept: bool = False) -> int:
         """Pays for `steps` next steps, at most `most`, by `optimizer` on batches of `sampling`; returns how many."""
         if self.payments is None:
             return most
@@ -356,7 +378,7 @@ class Accountant:
                 ahead = 0
             wanted = max(steps, most if planned else min(payments.BLOCK, most))
             id, proof = self._paid_ahead[0] if self._paid_ahead else "", "" if sampling else self.asserted
-            id = self.payments.pay_steps(self.event, wanted - ahead, id, proof)
+            id = self.payments.pay_steps(self.event, wanted - ahead, id, proof, kept)
             self._paid_ahead, ahead = (id, self.event), wanted
             optimizer.privacy_history.use_id(optimizer, sampling, id)
         return min(most, ahead)
@@ -381,14 +403,21 @@ class Accountant:
         """Gives back the steps that were paid for in the ledger and will not be made."""
         if self.payments is not None and self._paid_ahead is not None:
             if left := self.ahead:
+                for meter in self.meters:  # also within a fit: no step that is not paid for
+                    meter.stop()
                 self.payments.give_back(self._paid_ahead[0], left)
             self._paid_ahead = None
+            Changes.made += 1
 
-    def note_checkpoint(self, event: DpEvent) -> None:
-        """Notes that a checkpoint was written, whose next step has this `event`: its plan is paid for."""
+    def note_checkpoint(self, event: DpEvent, done: bool = True) -> None:
+        """Notes that a checkpoint was written, or is about to be, whose next step has this `event`."""
         if self.payments is not None:
-            steps = sum(entry.steps for entry in self.carried if entry.event == event)
-            self.payments.note_checkpoint(event, steps)
+            self.payments.note_checkpoint(event, self.carried, done)
+
+    def confirm_checkpoint(self, event: DpEvent) -> None:
+        """Notes the checkpoint from which a training continues whose next step has this `event`."""
+        if self.payments is not None:
+            self.payments.confirm_checkpoint(event)
 
     def pay_for_history(self) -> None:
         """Pays for all that the models have spent and the ledger lacks, such as steps before it was begun.
@@ -463,7 +492,9 @@ class Accountant:
             self.payments.ledger.refuse_without(Mark(**state["mark"]))
         history.merge(_uses_without_ids(state, history))
         self._recorded.merge(history)
-        self.event = event
+        self._by_hand = ""
+        if history.steps:
+            self.event = event
         Changes.made += 1
 
     def _epsilon(self, steps: int | None, accountant: str, coarser: float = 1.0) -> float:
@@ -472,7 +503,7 @@ class Accountant:
             return math.inf
         if self.limit is not None:
             return self.limit.claim(self.delta) if self.limit.admits(ledger) else math.inf
-        key = f"{accountant} {coarser} {json.dumps(events.to_json(ledger))}"
+        key = f"{accountant} {coarser} {self.delta} {json.dumps(events.to_json(ledger))}"
         if key not in self._epsilons:
             self._epsilons[key] = epsilon_of(ledger, self.delta, accountant, coarser)
         return self._epsilons[key]
@@ -510,11 +541,10 @@ def _counts_under(entry: Entry, sampling: dict[str, Any]) -> bool:
 
 
 def _restarts(entries: Sequence[Entry], ahead: int = 0) -> int:
-    # Stretches of successive draws, less one: `Sampling.compose_history`. Steps recorded by hand begin one, and as many
-    # as their restarts.
-    by_hand = [entry for entry in entries if entry.origin == BY_HAND]
-    begun = sum(entry.begun for entry in entries) + bool(by_hand) + ahead
-    return max(0, begun - 1)
+    # Stretches of successive draws, less one: `Sampling.compose_history`. A plan costs as a whole, however often it is
+    # continued.
+    alone = [entry for entry in entries if not isinstance(entry.event, PlannedDpEvent)]
+    return max(0, sum(entry.begun for entry in alone) + ahead - 1)
 
 
 def _checked_delta(delta: float, num_units: int, allow_large: bool) -> float:

@@ -21,12 +21,13 @@ import numpy as np
 from dp_accounting import DpEvent
 
 from tfdp_rec.pricing import events
-from tfdp_rec.sampling.schemes import dearer
+from tfdp_rec.sampling.schemes import dearer_of
 
 DRAWN, UNPROVEN, BY_HAND = "drawn", "unproven", "by hand"
 SAVED_AS = "privacy_history"  # name of the entries among a saved model's variables
 ORDINARY = "ordinary"  # steps of an optimizer that is not private: named in statements, never priced
-_FORMAT = "tfdp_rec entries 2"
+_FORMAT = "tfdp_rec entries 3"
+_OLDER_FORMATS = ("tfdp_rec entries 2",)
 
 
 class Changes:
@@ -46,6 +47,13 @@ def id_of_use(event: DpEvent, label: str) -> str:
     return json.dumps([events.to_json(event), label])
 
 
+def use_of(event: DpEvent, label: str) -> Entry:
+    """The entry of one use of the data that is no training step."""
+    if not isinstance(label, str) or not label:
+        raise ValueError(f"A use of the data needs a label, a few words for the statement, got {label!r}.")
+    return Entry(event, 1, DRAWN, label=label)
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
     """Training steps of one kind, or one other use of the data."""
@@ -54,10 +62,9 @@ class Entry:
     steps: int  # begun; 1 for a use that is no step
     origin: str  # DRAWN if every batch carried the proof of its draw, BY_HAND, ORDINARY, else UNPROVEN
     sampling: Mapping[str, Any] | None = None  # state of what drew the batches, or was asserted to; or None
-    begun: int = 0  # stretches of successive draws in these steps; one that begins within an iteration counts twice
+    begun: int = 0  # stretches of successive draws that begin in these steps; one within an iteration counts twice
     void: str = ""  # reason why these steps have no guarantee
     label: str = ""  # name of a use that is no private step, such as "popularity counts"
-    receipted: bool = True  # False for entries of versions before 0.3, whose ids no ledger has
 
     def to_json(self) -> dict[str, Any]:
         """The entry as JSON-able dicts."""
@@ -66,7 +73,8 @@ class Entry:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Entry:
         """The inverse of `to_json`."""
-        return cls(**{**fields, "event": events.from_json(fields["event"])})
+        known = {name: value for name, value in fields.items() if name != "receipted"}  # of versions before 0.4
+        return cls(**{**known, "event": events.from_json(fields["event"])})
 
     @property
     def kind(self) -> Entry:
@@ -116,7 +124,7 @@ class Entries:
         # An entry only grows, so the larger count is the later one.
         kept = entry if before is None or before.steps < entry.steps else before
         if before is not None and before.sampling != entry.sampling:  # asserted of the same steps, in two files
-            kept = dataclasses.replace(kept, sampling=dearer(before.sampling, entry.sampling) or kept.sampling)
+            kept = dataclasses.replace(kept, sampling=dearer_of(before.sampling, entry.sampling))
         self._by_id[id] = kept
         return id
 
@@ -124,8 +132,7 @@ class Entries:
         """Notes that a sampling drew the batches that came without a proof; a dearer one that was asserted stays."""
         for id, entry in self._by_id.items():
             if entry.origin == UNPROVEN and not entry.label:
-                drawn_by = dearer(entry.sampling, sampling) or entry.sampling
-                self._by_id[id] = dataclasses.replace(entry, sampling=drawn_by)
+                self._by_id[id] = dataclasses.replace(entry, sampling=dearer_of(entry.sampling, sampling))
 
     def _checked(self, id: str, entry: Entry) -> Entry | None:
         # The present entry of an id. One of another event would be lost in a merge.
@@ -183,9 +190,13 @@ class Entries:
             saved = json.loads(text)
             for id, fields in saved if isinstance(saved, list) else saved["entries"]:
                 entry = Entry.from_json(fields)
-                if entry.label and entry.origin != ORDINARY and id.endswith(f": {entry.label}"):
+                own = isinstance(saved, list) and entry.label and entry.origin != ORDINARY
+                if own and id.endswith(f": {entry.label}"):
                     id = id_of_use(entry.event, entry.label)  # versions before 0.3 had one for each model
-                found.add(dataclasses.replace(entry, receipted=False) if isinstance(saved, list) else entry, id)
+                if isinstance(saved, list) or saved["format"] in _OLDER_FORMATS:
+                    # Each set of steps recorded by hand begins a stretch, which was counted at pricing.
+                    entry = dataclasses.replace(entry, begun=entry.begun + (entry.origin == BY_HAND))
+                found.add(entry, id)
         except (TypeError, KeyError, AttributeError) as problem:
             raise ValueError(f"This is not the privacy history of a model: {problem}.") from problem
         return found

@@ -28,7 +28,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 
 from tfdp_rec.demands import Check, demand_all, given
 from tfdp_rec.sampling.sampling_proof import Source
-from tfdp_rec.sampling.schemes import Sampling, dearer
+from tfdp_rec.sampling.schemes import dearer, dearer_of
 from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id
 
 _NO_LIMIT = 2**62
@@ -223,17 +223,11 @@ class Meter:
 
     def _asserts(self, sampling: Mapping[str, Any], of_fit: bool) -> None:
         fit = int(self._fits.numpy()) if of_fit else 0
-        now = sampling if of_fit and fit != self._asserted_of else dearer(self._asserted, sampling)
-        if now is None:
-            one, other = (Sampling.from_state(dict(each or {})).describe() for each in (self._asserted, sampling))
-            raise ValueError(
-                f"Two samplings are asserted to draw the batches of this model, and which of them costs more is not "
-                f"known: {one}, and {other}. Follow it with accountants of one sampling."
-            )
+        now = sampling if of_fit and fit != self._asserted_of else dearer_of(self._asserted, sampling)
         self._closed.assert_drawn_by(sampling)
         for counter in self._counters.values():
             if counter.origin == UNPROVEN:
-                counter.sampling = dearer(counter.sampling, sampling) or counter.sampling
+                counter.sampling = dearer_of(counter.sampling, sampling)
                 if counter.sampling != now:
                     counter.close(self._closed)
                     counter.sampling = now
@@ -268,8 +262,9 @@ class Meter:
         found.merge(self._closed)
         for counter in self._counters.values():
             counter.write(found)
-        private = {id(c.optimizer): c.optimizer for c in self._counters.values() if int(c.steps.numpy())}
-        for optimizer in private.values():
+        # An optimizer holds what it was made of, also before its first step: a saved model has it.
+        several = [self._optimizer, self._present, *(counter.optimizer for counter in self._counters.values())]
+        for optimizer in {id(each): each for each in several}.values():
             for event, label in getattr(optimizer, "events_before_training", list)():
                 found.add(Entry(event, 1, DRAWN, label=label), id_of_use(event, label))
 
@@ -365,6 +360,11 @@ class Meter:
         self._budget = None if steps is None else (optimizer, sampling)
         for counter in self._counters.values():
             self._allow_or_refuse(counter)
+
+    def stop(self) -> None:
+        """Refuses further steps until a budget has priced the next one, if a budget is kept."""
+        if self._budget is not None:
+            self._limit.assign(self._made)
 
     @property
     def made(self) -> int:

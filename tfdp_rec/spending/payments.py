@@ -3,22 +3,26 @@
 A block and the model's entry for its steps have the same id, so that the entry is a receipt. Steps of a block that will
 not be made are given back; after a crash the whole block stays spent.
 
-Planned noise is paid for as a whole, before its first step:
+Planned noise is paid for as a whole, before its first step. With the least σ so far, and one branch for the beginning
+and one for each fork, the payments of a plan add up to what an accountant says of its steps (`sampling/orders.py`):
 
-    price of a part  =  0 if it continues from the plan's last step or last checkpoint;  else the plan's event
+    Σ 1/σ² of all payments  =  branches / min σ²
 
-A part is the stretch of a plan that one process makes (`optimizers/dp_ftrl.py`). A checkpoint writes a note in the
-ledger, which is valid until the next payment. A part that begins elsewhere is a fork and pays the plan's price again,
-since earlier releases may hold other noise for the same steps. Three kinds of forks: a part that begins at an older
-checkpoint; a second part that begins at one checkpoint; a part that continues after another began at its checkpoint.
+A part is the stretch of a plan that one process makes (`optimizers/dp_ftrl.py`). It costs nothing if it continues, at
+no less noise, from the plan's last step or last checkpoint. A checkpoint writes a note in the ledger; so does a release
+of what is in no checkpoint any more. Notes are valid until a payment for steps that no checkpoint will keep. A part
+that begins elsewhere is a fork, since earlier releases may hold other noise for the same steps. Three kinds of forks: a
+part that begins at an older checkpoint; a second part that begins at one checkpoint; a part that continues after
+another began at its checkpoint.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import dp_accounting
 from dp_accounting import DpEvent, SelfComposedDpEvent
@@ -32,9 +36,13 @@ from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Paid, Snapshot, canon
 
 BLOCK = 100  # steps paid for by one sync of the disk, and the most that a crash costs
 _KEPT = "plan kept"  # label of a note: a checkpoint holds the plan as it stands
-_CLAIMED = "payment claimed"  # label of a note: the entry that a payment without an id was for
+_KEEPING = "plan about to be kept"  # label of a note: such a checkpoint is about to be there
 _FROM = "from"  # setting of a payment: the step of the plan that it begins with
+_CONTINUES = "continues"  # setting of a payment: whether its part continues where the plan stood
+_KEPT_ALONG = "kept"  # setting of a payment: whether a checkpoint notes where the plan stands before each release
 _ASSERTED = "asserted"  # setting of a payment for steps that carried no proof of their draw: what drew them
+
+_LATE = "late"  # setting of a payment for what was done before
 
 Line = tuple[Paid, Entry | None]  # a payment, and the steps that it is for, if it is for steps
 
@@ -67,20 +75,24 @@ class Payments:
 
     # Paying.
 
-    def pay_once(self, event: DpEvent, label: str, id: str) -> None:
-        """Pays for one use of the data that is no training step."""
-        self.ledger.pay(event, label=label, settings={"sampling": None}, id=id)
+    def pay_once(self, event: DpEvent, label: str, id: str, late: bool = False) -> None:
+        """Pays for one use of the data that is no training step; `late`: it was made before."""
+        self.ledger.pay(event, label=label, settings={"sampling": None} | ({_LATE: True} if late else {}), id=id)
 
-    def pay_steps(self, event: DpEvent, steps: int, id: str = "", asserted: str = "") -> str:
+    def pay_steps(
+        self, event: DpEvent, steps: int, id: str = "", asserted: str = "", kept: bool = False, late: bool = False
+    ) -> str:
         """Pays for steps on this sampling's batches; returns the id of their entry."""
         refuse_unpayable(event, self._sampling)
         id = id or new_id()
         settings: dict[str, Any] = {"step": events.to_json(event), "sampling": self._sampling.get_state()}
         if asserted:
             settings[_ASSERTED] = asserted
+        if late:
+            settings[_LATE] = True
         if isinstance(event, PlannedDpEvent):
-            price, first = self._price_of_plan(event)
-            self.ledger.pay(price, 1, "training", {**settings, _FROM: first}, steps, id=id)
+            price, own = self._price_of_plan(event, steps)
+            self.ledger.pay(price, 1, "training", {**settings, **own, _KEPT_ALONG: kept}, steps, id=id)
         else:
             step = self._sampling.compose_history([(event, 1)])
             assert isinstance(step, SelfComposedDpEvent)
@@ -105,10 +117,34 @@ class Payments:
         later = [each for each in self.ledger.paid if each.number > paid.number]
         return any(_plan(steps) == _plan(entry) for steps in map(_steps_of, later) if steps and entry)
 
-    def note_checkpoint(self, event: DpEvent, made: int) -> None:
-        """Notes that a checkpoint holds a plan after `made` steps of the event's part."""
+    def note_checkpoint(self, event: DpEvent, carried: Entries, done: bool = True) -> None:
+        """Notes that a checkpoint holds the event's plan as it stands, or is about to; `carried`: all steps made."""
         if isinstance(event, PlannedDpEvent):
-            self.ledger.note(_KEPT, {"plan": event.plan, "part": event.part, "step": event.start + made})
+            part, start = event.part, event.start
+            made = sum(e.steps for e in carried if _plan(e) == event.plan and _part(e) == part)
+            if not made and event.after:  # it stands where it continues from
+                part = event.after
+            self._note(event.plan, _Note(part, start + made, done))
+
+    def confirm_checkpoint(self, event: DpEvent) -> None:
+        """Notes the checkpoint from which the event's part continues, if a kill left it without its last note."""
+        if isinstance(event, PlannedDpEvent):
+            newest = self._newest(event.plan)
+            if newest and newest[:3] == (event.after, event.start, False):
+                self._note(event.plan, newest._replace(done=True))
+
+    def _note(self, plan: str, note: _Note) -> None:
+        newest = self._newest(plan)
+        if newest is None or note[:3] != newest[:3]:
+            fields = {"plan": plan, "part": note.part, "step": note.step}
+            self.ledger.note(_KEPT if note.done else _KEEPING, fields)
+
+    def _newest(self, plan: str, labels: tuple[str, ...] = (_KEPT, _KEEPING)) -> _Note | None:
+        for line in reversed(self.ledger.lines):
+            if line["kind"] == "note" and line["label"] in labels and line["settings"]["plan"] == plan:
+                part, step = line["settings"]["part"], line["settings"]["step"]
+                return _Note(part, step, line["label"] == _KEPT, line["number"])
+        return None
 
     # Reading.
 
@@ -137,7 +173,9 @@ class Payments:
         """What a statement says of the ledger; `BrokenLedger` if the open file was removed or replaced."""
         self.ledger.refuse_lost()
         place = f"line {len(self.ledger.lines)}, {self.ledger.head[:16]}; {self.ledger.kind}"
-        return f"all of it was paid for in ledger {self.ledger.id} before it was done; {place}"
+        late = any(paid.settings.get(_LATE) for paid in self.ledger.paid)
+        when = "some of it after it was done" if late else "before it was done"
+        return f"all of it was paid for in ledger {self.ledger.id} {when}; {place}"
 
     def steps_of(self, id: str) -> int:
         """Number of steps that were paid for under an id."""
@@ -145,7 +183,7 @@ class Payments:
 
     def unpaid(self, carried: Entries) -> dict[str, int]:
         """Number of steps, or other uses of the data, that models carry and this ledger has not paid for, by id."""
-        claims, steps, uses = self._claims(), dict[str, list[Line]](), Counter[str]()
+        steps, uses = dict[str, list[Line]](), Counter[str]()
         for paid, entry in self._read_lines()[0]:
             if entry is not None:
                 steps.setdefault(paid.id, []).append((paid, entry))
@@ -158,7 +196,7 @@ class Payments:
             if entry.origin != ORDINARY:
                 own = uses[id_of_use(entry.event, id)]
                 own += sum(paid.steps for paid, line in steps.get(id, ()) if line and _pays_for(line, entry))
-                owed[id] = entry.steps - own - (0 if entry.label else claims[id])
+                owed[id] = entry.steps - own
         return {id: steps for id, steps in owed.items() if steps > 0}
 
     def pay_for(self, carried: Entries, asserted: str = "") -> None:
@@ -173,38 +211,14 @@ class Payments:
             entry = dict(carried.items())[id]
             if entry.label:
                 for _ in range(steps):
-                    self.pay_once(entry.event, entry.label, id)
+                    self.pay_once(entry.event, entry.label, id, late=True)
                 continue
             state = entry.sampling or self._sampling.get_state()
-            if not entry.receipted:
-                steps -= self._claim(id, dataclasses.replace(entry, steps=steps, sampling=state))
-            if steps:
-                assert state is not None
-                proof = "" if entry.origin == DRAWN else asserted or entry.origin
-                Payments(self.ledger, Sampling.from_state(dict(state))).pay_steps(entry.event, steps, id, proof)
-
-    # Payments of versions before 0.3 have no ids: an entry of such a version may claim them, once.
-
-    def _claim(self, id: str, entry: Entry) -> int:
-        wanted, free = (entry.event, entry.sampling), Counter[int]()
-        for paid, steps in self._lines():
-            if not paid.id and steps is not None and (steps.event, steps.sampling) == wanted:
-                free[paid.number] = paid.steps
-        for note in self.ledger.notes(_CLAIMED):
-            free[note["line"]] -= note["steps"]
-        claimed = 0
-        for line, left in free.items():
-            taken = max(0, min(left, entry.steps - claimed))
-            if taken:
-                self.ledger.note(_CLAIMED, {"line": line, "entry": id, "steps": taken})
-                claimed += taken
-        return claimed
-
-    def _claims(self) -> Counter[str]:
-        claims = Counter[str]()
-        for note in self.ledger.notes(_CLAIMED):
-            claims[note["entry"]] += note["steps"]
-        return claims
+            assert state is not None
+            proof = "" if entry.origin == DRAWN else asserted or entry.origin
+            Payments(self.ledger, Sampling.from_state(dict(state))).pay_steps(
+                    entry.event, steps, id, proof, late=True
+                )
 
     def _lines(self) -> list[Line]:
         return self._read_lines()[1]
@@ -218,40 +232,60 @@ class Payments:
 
     # Plans.
 
-    def _price_of_plan(self, event: PlannedDpEvent) -> tuple[DpEvent, int]:
-        # The price of further steps of a part, and the step of the plan at which they begin.
+    def _price_of_plan(self, event: PlannedDpEvent, steps: int) -> tuple[DpEvent, dict[str, Any]]:
+        # The price of further steps of a part; the step of the plan at which they begin, and whether they continue it.
         lines = [(paid, entry) for paid, entry in self._lines() if entry is not None and _plan(entry) == event.plan]
         parts = [entry for _, entry in lines]
         first = event.start + sum(entry.steps for entry in parts if _part(entry) == event.part)
         # Only the part that began last may continue: its releases may exist, although no note names them.
-        latest = _part(parts[-1]) if parts else None
-        ends = _end(parts), self._kept(event.plan, since=lines[-1][0].number if lines else 0)
-        left = latest == event.after and (event.after, event.start) in ends
-        goes_on = bool(parts) and (latest == event.part or left)
-        return (dp_accounting.NoOpDpEvent() if goes_on else event.event), first
+        latest, begins = _part(parts[-1]) if parts else None, (event.after, event.start)
+        kept = self._kept(event.plan, lines)
+        left = latest == event.after and _end(parts) == begins or kept is not None and kept[:2] == begins
+        continues = bool(parts) and (latest == event.part or left)
+        branches = 1 - continues + sum(not _continues(paid) for paid, _ in lines)
+        whole = [*(entry.event.event for entry in parts if isinstance(entry.event, PlannedDpEvent)), event.event]
+        price = _missing(whole, branches, [paid.event for paid, _ in lines])
+        if first + steps > event.steps:
+            price = dp_accounting.NonPrivateDpEvent()  # beyond the plan, where its noise is of no known price
+        return price, {_FROM: first, _CONTINUES: continues}
 
     def _cut(self, lines: Sequence[Line]) -> list[Line]:
         # A part ends where another continued from it; one of an earlier process, at its last checkpoint. Later steps
         # were paid for, but were not made or are lost.
         found = list(lines)
-        last: dict[str, int] = {}  # place of a plan's last payment
+        payments: dict[str, list[int]] = {}  # places of a plan's payments
         for place, (paid, entry) in enumerate(lines):
             if entry is None or not (plan := _plan(entry)):
                 continue
-            if plan in last and paid.event == dp_accounting.NoOpDpEvent():
-                found[last[plan]] = _up_to(int(paid.settings[_FROM]), *found[last[plan]])
-            last[plan] = place
-        for plan, place in last.items():
-            paid, entry = found[place]
-            kept = self._kept(plan, paid.number)
-            if kept and paid.session != self.ledger.session and kept[0] == _part(entry):
-                found[place] = _up_to(kept[1], paid, entry)
+            if plan in payments and _continues(paid):
+                last = payments[plan][-1]
+                found[last] = _up_to(int(paid.settings[_FROM]), *found[last])
+            payments.setdefault(plan, []).append(place)
+        for plan, places in payments.items():
+            paid, entry = found[places[-1]]
+            kept = self._kept(plan, [lines[place] for place in places])
+            if kept and paid.session != self.ledger.session:
+                found[places[-1]] = _up_to(kept.step, paid, entry)
         return found
 
-    def _kept(self, plan: str, since: int) -> tuple[str, int] | None:
-        # The part and step of the last checkpoint since a payment.
-        own = [note for note in self.ledger.notes(_KEPT, since) if note["plan"] == plan]
-        return (own[-1]["part"], own[-1]["step"]) if own else None
+    def _kept(self, plan: str, lines: Sequence[Line]) -> _Note | None:
+        # The plan's last checkpoint, if the part that began last wrote it, and nothing that was paid for since can have
+        # been released without another note.
+        note = self._newest(plan, (_KEPT,))
+        if note is None:
+            return None
+        began = [_part(entry) for paid, entry in lines if paid.number < note.number]
+        since = [paid for paid, _ in lines if paid.number > note.number]
+        valid = began[-1:] in ([], [note.part]) and all(paid.settings.get(_KEPT_ALONG) for paid in since)
+        return note if valid else None
+
+
+class _Note(NamedTuple):
+    # The part and step at which a checkpoint holds a plan, and whether it surely is there.
+    part: str
+    step: int
+    done: bool
+    number: int = 0  # of its line
 
 
 def _steps_of(paid: Paid) -> Entry | None:
@@ -261,7 +295,8 @@ def _steps_of(paid: Paid) -> Entry | None:
         return None
     event, steps = events.from_json(step), paid.steps
     if isinstance(event, PlannedDpEvent):
-        fits = paid.attempts == 1 and paid.event in (event.event, dp_accounting.NoOpDpEvent())
+        known = _CONTINUES in paid.settings or paid.event in (event.event, dp_accounting.NoOpDpEvent())
+        fits = paid.attempts == 1 and known
         steps = max(steps, int(paid.event != dp_accounting.NoOpDpEvent()))  # a price counts, even without a step
     else:
         price = Sampling.from_state(state).compose_history([(event, 1)])
@@ -272,6 +307,29 @@ def _steps_of(paid: Paid) -> Entry | None:
 def _pays_for(paid: Entry, made: Entry) -> bool:
     # A payment is for its own event alone, under a sampling that costs no less than the one that was asserted since.
     return paid.event == made.event and dearer(paid.sampling, made.sampling) == paid.sampling
+
+
+def _continues(paid: Paid) -> bool:
+    # Versions before 0.4 paid nothing for what continues, whatever its noise.
+    return bool(paid.settings.get(_CONTINUES, paid.event == dp_accounting.NoOpDpEvent()))
+
+
+def _missing(whole: Sequence[DpEvent], branches: int, paid: Sequence[DpEvent]) -> DpEvent:
+    """What a plan's payments lack of its price; `whole`: the price of a branch at each of them, and at the next."""
+    if not paid or not all(map(events.is_private, [*whole, *paid])):
+        return whole[-1]
+    least = min(whole, key=_sigma)
+    given = [event for event in paid if event != dp_accounting.NoOpDpEvent()]
+    if all(event == least for event in given):
+        number = branches - len(given)
+        return dp_accounting.NoOpDpEvent() if number <= 0 else least
+    due = branches * _sigma(least) ** -2
+    missing = due - math.fsum(_sigma(event) ** -2 for event in given) + 1e-12 * due  # more than its rounding errors
+    return dp_accounting.GaussianDpEvent(missing**-0.5) if missing > 0 else dp_accounting.NoOpDpEvent()
+
+
+def _sigma(event: Any) -> float:
+    return float(event.noise_multiplier)
 
 
 def _up_to(step: int, paid: Paid, entry: Entry | None) -> Line:

@@ -27,7 +27,7 @@ from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.checks import refuse_replicas
 from tfdp_rec.refused import NotPrivate, refuse_below
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_words, refuse_choosing, source_of
-from tfdp_rec.spending.entries import DRAWN, Entry, id_of_use
+from tfdp_rec.spending.entries import id_of_use, use_of
 from tfdp_rec.training.batch import Batch, examples_of, first_example
 from tfdp_rec.training.callback_checks import (
     FitWarnings,
@@ -187,9 +187,11 @@ class PrivateTraining(ReleaseMethods):
             >>> len(model.saved_history().uses)
             1
         """
+        if not getattr(self, "built", False):  # other models on its layers would not know
+            raise ValueError("Build the model before add_uses: call it, or prepare(batch), with any batch.")
         history = self.loaded_history()
         for event, label in uses:
-            history.add_entry(Entry(event, 1, DRAWN, label=label), id_of_use(event, label))
+            history.add_entry(use_of(event, label), id_of_use(event, label))
 
     @property
     def is_private(self) -> bool:

@@ -75,7 +75,7 @@ class Listener(Protocol):
     def is_done(self) -> bool: ...  # noqa: D102
 
     def before_release(self) -> None:
-        """Acts, after pending noise was applied; releases nothing itself."""
+        """Acts, after pending noise was applied, also when it is not needed; releases nothing itself."""
 
 
 class ReleaseGuard:
@@ -199,7 +199,7 @@ class ReleaseGuard:
             for release in listened:
                 release.refuse_other_threads()
                 with release.in_reach():
-                    for listener in release.listeners:
+                    for listener in release._listeners.values():
                         listener.before_release()
                 release._allow_steps()
         for variable in self._guarded:  # last: where a listener fails, rows stay out of reach of compiled functions

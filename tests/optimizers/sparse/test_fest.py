@@ -14,6 +14,7 @@ from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.noise.words import seeded
 from tfdp_rec.optimizers import FEST, Preselection, noisy_frequencies
 from tfdp_rec.optimizers.sparse import preselection
+from tfdp_rec.privacy import Accountant, PoissonSampling
 from tfdp_rec.spending.ledger import read
 from tfdp_rec.sums.fixed_point import ONE
 
@@ -83,6 +84,21 @@ def test_its_event_is_dp_sgds_and_the_choice_is_apart():
         ).events_before_training()
         == []
     )
+
+
+def test_a_choice_is_in_the_history_before_the_first_step(tmp_path):
+    chosen = Preselection({"ids/embeddings": [4]}, noise_multiplier=3.0)
+    basics = {"l2_norm_clip": 1.0, "noise_multiplier": 1.25, "expected_batch_size": 20.0}
+    model = model_of(FEST(0.3, preselection=chosen, **basics))
+    model.prepare(next(batches_of(1)))
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    for each in (model, loaded):
+        accountant = Accountant(dp_accounting.GaussianDpEvent(1.25), PoissonSampling(100, 20), 1e-3)
+        accountant.follow(each)
+        assert accountant.spent_besides == [(dp_accounting.GaussianDpEvent(3.0), chosen.label)]
+    with pytest.raises(AttributeError):
+        model.optimizer.preselection = None
 
 
 def test_a_label_is_of_one_look_and_kept_with_it():

@@ -21,8 +21,9 @@ from tfdp_rec.files import only_for_owner
 from tfdp_rec.job.budget import PRIOR
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.run import MadeRecommender, Run, begins_with
-from tfdp_rec.job.run_folder import MODEL
+from tfdp_rec.job.run_folder import MODEL, RELEASED, find
 from tfdp_rec.job.settings import JobSettings
+from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.optimizers.noise_walk import noise_walk
 from tfdp_rec.optimizers.rules import Recursion
 from tfdp_rec.pricing.correlated_noise import INDEPENDENT, Correlation
@@ -100,6 +101,10 @@ def released_model(run: Run) -> Any:
     path = run.folder.release / MODEL
     if not path.is_file():
         raise FileNotFoundError(f"{path} is gone, and this day goes on from it: put it back from a copy of release/.")
+    from tfdp_rec.models import SASRec, TwoTower  # noqa: F401  # registers the classes that the file may hold
+
+    if not run.checkpoint.noises:  # a day that has begun may have written its own
+        WarmStart.refuse_another_model(find(run.folder.path, RELEASED), path)
     before = keras.models.load_model(path, compile=False)
     if before.item_tables()[0].embeddings.shape[0] < 1 + len(run.checkpoint.earlier.items):
         raise ValueError("model.keras has fewer items than released.npz: put back release/ as this run left it.")

@@ -49,8 +49,13 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
         super().__init__(learning_rate, **settings)
         if preselection is not None and not isinstance(preselection, Preselection):
             raise TypeError(f"preselection must be a Preselection or None, got {preselection!r}.")
-        self.preselection = preselection
+        self._preselection = preselection
         self._updated_values = self.add_variable((), dtype="int64", name="updated_values")
+
+    @property
+    def preselection(self) -> Preselection | None:
+        """The rows that may be chosen at all, and what finding them cost."""
+        return self._preselection
 
     @property
     def updated_values(self) -> int:

@@ -1,0 +1,246 @@
+"""What an accountant writes and reads again, and copies of it: each expense once, and none less."""
+
+import copy
+import pickle
+
+import keras
+import numpy as np
+import pytest
+from dp_accounting import ComposedDpEvent, GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+
+import tfdp_rec
+from tfdp_rec.callbacks import PrivacyBudget
+from tfdp_rec.data import ShuffledEpochs
+from tfdp_rec.pricing.composition import epsilon_of
+from tfdp_rec.privacy import Accountant, PoissonSampling
+from tfdp_rec.spending.entries import BY_HAND, DRAWN, Entries, Entry
+from tfdp_rec.spending.ledger import read
+
+DELTA, UNITS = 1e-4, 1000
+STEP = GaussianDpEvent(1.0)
+POISSON = PoissonSampling(UNITS, 50)
+SHUFFLED = ShuffledEpochs(UNITS, 50)  # of 20 batches
+
+
+def accountant(sampling=POISSON, **options):
+    return Accountant(STEP, sampling, DELTA, "rdp", **options)
+
+
+def of_states(*states, sampling=POISSON):
+    made = accountant(sampling)
+    for state in states:
+        made.set_state(state)
+    return made
+
+
+def model_of():
+    inputs = keras.Input([2])
+    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 50}
+    model.compile(tfdp_rec.DPSGD(0.01, **settings), "mse")
+    return model
+
+
+def rows(indices=range(UNITS)):
+    return np.ones([len(indices), 2], np.float32), np.ones([len(indices), 1], np.float32)
+
+
+def gaussians(*sigmas):
+    return epsilon_of(ComposedDpEvent([GaussianDpEvent(sigma) for sigma in sigmas]), DELTA, "rdp")
+
+
+# Uses.
+
+
+def test_uses_whose_ids_end_like_those_of_old_versions_stay_several():
+    made = accountant()
+    for day in ("Monday", "Tuesday", "Wednesday"):
+        made.spend(GaussianDpEvent(2.0), "popularity counts", id=f"{day}: popularity counts")
+    assert made.epsilon() == of_states(made.get_state()).epsilon() == pytest.approx(gaussians(2.0, 2.0, 2.0))
+
+
+def test_an_id_in_use_is_refused_before_anything_is_paid(tmp_path):
+    made = accountant(ledger=tmp_path / "ledger.jsonl")
+    made.spend(GaussianDpEvent(5.0), "counts", id="x")
+    with pytest.raises(ValueError, match="Two expenses have the id 'x'"):
+        made.spend(GaussianDpEvent(2.0), "other counts", id="x")
+    assert len(read(tmp_path / "ledger.jsonl").paid) == 1
+    made.close()
+
+
+@pytest.mark.parametrize("label", ["", None])
+def test_a_use_needs_a_label(label):
+    model = model_of()
+    for spend in (
+        lambda: accountant().spend(STEP, label),
+        lambda: model.add_uses([(STEP, label)]),
+        lambda: tfdp_rec.PrivatePlan(sampling=POISSON, epsilon=2.0, delta=DELTA, steps=5, spent=[(STEP, label)]),
+    ):
+        with pytest.raises(ValueError, match="A use of the data needs a label"):
+            spend()
+
+
+def test_uses_are_added_to_a_model_that_is_built():
+    class Unbuilt(tfdp_rec.PrivateTraining, keras.Model):
+        pass
+
+    with pytest.raises(ValueError, match="Build the model before add_uses"):
+        Unbuilt().add_uses([(STEP, "counts")])
+
+
+# Steps recorded by hand.
+
+
+@pytest.mark.parametrize("by", ["state", "pickle"])
+def test_two_that_go_on_from_one_state_are_both_counted(by):
+    first = accountant()
+    first.record(STEP, 50)
+    again = {"state": lambda: of_states(first.get_state()), "pickle": lambda: pickle.loads(pickle.dumps(first))}[by]
+    one, other = again(), again()
+    for each in (one, other):
+        each.record(STEP, 200)
+        each.record(STEP, 1)
+    both = of_states(one.get_state(), other.get_state())
+    assert both.steps == 50 + 2 * 201
+    assert both.epsilon() == pytest.approx(accountant().epsilon(steps=both.steps))
+
+
+def test_shuffled_steps_by_hand_of_two_accountants_are_two_stretches():
+    one, other = accountant(SHUFFLED), accountant(SHUFFLED)
+    for each in (one, other):
+        each.record(STEP, 5)
+        assert each.epsilon() == pytest.approx(gaussians(1.0))
+    both = of_states(one.get_state(), other.get_state(), sampling=SHUFFLED)
+    assert both.epsilon() == pytest.approx(gaussians(1.0, 1.0))
+    both.record(STEP, 1)
+    assert both.epsilon() == pytest.approx(gaussians(1.0, 1.0, 1.0))
+    both.record(STEP, 1)
+    assert both.epsilon() == pytest.approx(gaussians(1.0, 1.0, 1.0)), "it goes on"
+
+
+def test_entries_of_the_format_before_count_the_beginning_of_steps_by_hand():
+    one = accountant(SHUFFLED)
+    one.record(STEP, 5, restarts=1)
+    text = one.get_state()["history"]
+    entry = Entry(STEP, 5, BY_HAND, SHUFFLED.get_state(), 1)
+    before = Entries()
+    before.add(entry, "0123")
+    old = before.dumps().replace("tfdp_rec entries 3", "tfdp_rec entries 2")
+    assert [each.begun for each in Entries.loads(old)] == [each.begun for each in Entries.loads(text)] == [2]
+    drawn = Entries()
+    drawn.add(Entry(STEP, 5, DRAWN, SHUFFLED.get_state(), 1), "0123")
+    assert next(iter(Entries.loads(drawn.dumps().replace("entries 3", "entries 2")))).begun == 1
+
+
+def test_a_negative_number_of_restarts_is_refused():
+    with pytest.raises(ValueError, match="restarts must be a whole number, at least 0"):
+        accountant(SHUFFLED).record(STEP, 1, restarts=-4)
+
+
+def test_an_epsilon_is_of_the_present_delta():
+    made = accountant()
+    made.record(STEP, 20)
+    made.epsilon()
+    made.delta = 1e-9
+    assert made.epsilon() == pytest.approx(Accountant(STEP, POISSON, 1e-9, "rdp").epsilon(steps=20))
+
+
+def test_a_state_without_steps_leaves_the_event_of_forecasts():
+    quiet = Accountant(GaussianDpEvent(4.0), POISSON, DELTA, "rdp").get_state()
+    assert of_states(quiet).max_steps(3.0) == accountant().max_steps(3.0)
+
+
+# What is asserted.
+
+
+def test_an_assertion_that_cannot_be_compared_with_a_saved_one_is_refused(tmp_path):
+    model = model_of()
+    model.fit(*rows(), batch_size=50, verbose=0, callbacks=[PrivacyBudget(accountant(asserted="a job"), 50.0)])
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    with pytest.raises(ValueError, match="which of them costs more is not known"):
+        accountant(SHUFFLED, asserted="our own epochs").follow(loaded)
+    saved = [Entries(), Entries()]
+    for entries, sampling in zip(saved, (POISSON, SHUFFLED)):
+        entries.add(Entry(STEP, 5, "unproven", sampling.get_state()), "0123")
+    with pytest.raises(ValueError, match="which of them costs more is not known"):
+        saved[0].merge(saved[1])
+
+
+def test_history_is_paid_for_at_the_dearest_assertion_however_it_came(tmp_path):
+    model = model_of()
+    model.fit(*rows(), batch_size=50, verbose=0, callbacks=[PrivacyBudget(accountant(asserted="a job"), 50.0)])
+    found = []
+    for options in ({}, {"ledger": tmp_path / "ledger.jsonl"}):
+        made = accountant(PoissonSampling(UNITS, 500), **options)
+        made.follow(model)
+        PrivacyBudget(made, 50.0, check_sampling=False)  # asserts
+        made.pay_for_history()
+        found.append(made.epsilon())
+        said = " ".join(made.statement().split())
+        made.close()
+    step = PoissonSampledDpEvent(0.5, STEP)
+    assert found == [pytest.approx(epsilon_of(SelfComposedDpEvent(step, 20), DELTA, "rdp"))] * 2
+    assert "some of it after it was done" in said
+    assert read(tmp_path / "ledger.jsonl").epsilon(DELTA, "rdp") == pytest.approx(found[0])
+
+
+# Copies.
+
+
+def test_trials_with_copied_callbacks_share_one_account():
+    budget = PrivacyBudget(accountant(asserted="trials"), 2.0)
+    one = copy.deepcopy([budget])[0]
+    assert one is not budget and one.accountant is budget.accountant
+    plan = tfdp_rec.PrivatePlan(sampling=POISSON, epsilon=2.0, delta=DELTA, steps=20, accountant="rdp")
+    for trial in range(2):
+        model = model_of()
+        model.compile(tfdp_rec.DPSGD(0.1, plan=plan), "mse")
+        callbacks = copy.deepcopy([plan.budget()])
+        if trial:
+            with pytest.raises(ValueError, match="would exceed the budget"):
+                model.fit(plan.batches(rows), steps_per_epoch=20, verbose=0, callbacks=callbacks)
+        else:
+            model.fit(plan.batches(rows), steps_per_epoch=20, verbose=0, callbacks=callbacks)
+    assert plan.accountant.steps == 20 and plan.accountant.epsilon() <= 2.0
+
+
+# Payments given back within a fit.
+
+
+@pytest.mark.parametrize("how", ["close", "give_back_unused"])
+def test_no_step_follows_whose_payment_was_given_back(tmp_path, how):
+    path = tmp_path / "ledger.jsonl"
+    made, model = accountant(ledger=path), model_of()
+    seen = []
+
+    def act(batch, logs):
+        if batch == 2:
+            getattr(made, how)()
+            seen.append(read(path).steps)
+
+    callbacks = [PrivacyBudget(made, 50.0), keras.callbacks.LambdaCallback(on_train_batch_end=act)]
+    fit = lambda: model.fit(POISSON.batches(rows), steps_per_epoch=6, verbose=0, callbacks=callbacks)  # noqa: E731
+    if how == "close":
+        with pytest.raises(ValueError, match="is not open in this process any more"):
+            fit()
+    else:
+        fit()
+        made.close()
+    assert seen == [3]
+    assert int(model.optimizer.iterations) == read(path).steps == (3 if how == "close" else 6)
+
+
+def test_a_loop_by_hand_makes_no_step_whose_payment_was_given_back(tmp_path):
+    made, model = accountant(ledger=tmp_path / "ledger.jsonl", asserted="a loop by hand"), model_of()
+    budget = PrivacyBudget(made, 50.0)
+    budget.set_model(model)
+    budget.set_params({"steps": 5, "epochs": 1})
+    budget.on_train_begin()
+    budget.on_train_batch_begin(0)
+    model.train_on_batch(*rows(range(50)))
+    made.give_back_unused()
+    with pytest.raises(Exception, match="The privacy budget is spent"):
+        model.train_on_batch(*rows(range(50)))
+    assert read(tmp_path / "ledger.jsonl").steps == 1
+    made.close()
