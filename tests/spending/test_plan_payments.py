@@ -293,11 +293,13 @@ def test_a_fit_that_is_killed_before_its_first_checkpoint_goes_on_from_that_of_t
 def test_a_resumed_part_that_makes_no_step_is_no_fork(tmp_path, trained, ledger):
     """It is released, which writes its checkpoint; or it is killed after a step that none holds."""
     Process(tmp_path).fit(STEPS, killed_at=6)
-    second = Process(tmp_path)
-    second.model.evaluate(*rows(range(4)), verbose=0)
+    for _ in range(2):
+        second = Process(tmp_path)
+        second.checkpoint.save()
+        second.accountant.payments.ledger.close()
     if trained:
+        second = Process(tmp_path)
         second.fit(STEPS, killed_at=6)
-    second.accountant.payments.ledger.close()
     third = Process(tmp_path, target=epsilon(1) * (1 + 1e-6))
     assert third.resumed.step == 5
     if ledger:
@@ -309,6 +311,20 @@ def test_a_resumed_part_that_makes_no_step_is_no_fork(tmp_path, trained, ledger)
         alone.follow(third.model)
         assert alone.epsilon() == pytest.approx(epsilon(1))
     third.accountant.payments.ledger.close()
+
+
+def test_a_part_without_a_step_that_wrote_its_checkpoint_leaves_no_copy_to_go_on_from(tmp_path):
+    """Its release may hold other noise for the steps before: that of rows that owed it."""
+    Process(tmp_path).fit(STEPS, killed_at=6)
+    shutil.copytree(tmp_path / "training", tmp_path / "copy")
+    for _ in range(2):
+        second = Process(tmp_path)
+        second.checkpoint.save()
+        second.accountant.payments.ledger.close()
+    third = Process(tmp_path, training="copy")
+    third.fit(2)
+    assert paid(third) == pytest.approx(third.accountant.epsilon()) == pytest.approx(epsilon(2))
+    third.accountant.close()
 
 
 def test_a_checkpoint_that_a_kill_left_without_its_note_is_gone_on_from_for_nothing(tmp_path, monkeypatch):

@@ -27,7 +27,7 @@ from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.files import hold, let_go, remove, replacing, sync_entry
 from tfdp_rec.job import report
 from tfdp_rec.job.checkpoint import FORGOTTEN, RUN, how, resume_folder
-from tfdp_rec.job.recommenders.names import is_trained, upon_sums
+from tfdp_rec.job.recommenders.names import is_trained, named, upon_sums
 from tfdp_rec.job.run_folder import (
     CONFIG,
     FORGETTING,
@@ -119,7 +119,7 @@ def _stage(run: RunFolder, ids: Sequence[str], ledger: Ledger) -> None:
     if pc.all(leaving).as_py():
         raise ValueError("These are all items of the run: remove its folder instead.")
     numbers, items = np.flatnonzero(leaving) + 1, Items(before.items.ids.filter(pc.invert(leaving)))
-    whole = _released(run, config["released"], before.items)
+    whole = _released(run, config["released"], before.items, ledger)
     sums = SpectralRecommender.load(find(run.path, RELEASED)) if config["released"] == upon_sums.name else whole
     ledger.note(FORGOTTEN, {"items": len(numbers)})
     new = RunFolder(_staged(run))
@@ -136,21 +136,23 @@ def _stage(run: RunFolder, ids: Sequence[str], ledger: Ledger) -> None:
     sync_entry(os.fspath(run.private / FORGETTING))
 
 
-def _released(run: RunFolder, name: str, items: Items) -> Any:
+def _released(run: RunFolder, name: str, items: Items, ledger: Ledger) -> Any:
     """The released recommender."""
     if not is_trained(name):
         return SpectralRecommender.load(find(run.path, RELEASED))
     import keras
 
+    from tfdp_rec.job.recommenders.training import refuse_unpaid
     from tfdp_rec.models import SASRec, TwoTower  # noqa: F401  # registers the classes that the file may hold
 
-    WarmStart.refuse_another_model(find(run.path, RELEASED), find(run.path, MODEL))
     model = keras.models.load_model(run.release / MODEL)
     if len(model.vocabulary) != len(items):
         raise ValueError(
             f"{MODEL} has {len(model.vocabulary)} items and {RELEASED} {len(items)}: a day of {run.path} was cut off "
             "and its state removed. Add a day to it first, with --continue."
         )
+    if named(name).claims_epsilon:
+        refuse_unpaid(model, ledger, run.release / MODEL)
     return model
 
 

@@ -218,11 +218,9 @@ class Course:
 
     def go_on(self) -> None:
         """From a training checkpoint, which others may go on from as well."""
-        if int(self.made) > int(self._start) or not int(self._after):
-            self._after.assign(self._part)
-            self._start.assign(self.made)
-        # A part that has made no step is no place to go on from: it stands where it began.
+        self._after.assign(self._part)
         self._part.assign(secrets.randbits(62))
+        self._start.assign(self.made)
 
     def seat_anew(self) -> None:
         """Forgets which stream gave the units their seats, for a plan of another process."""

@@ -120,11 +120,11 @@ class Payments:
     def note_checkpoint(self, event: DpEvent, carried: Entries, done: bool = True) -> None:
         """Notes that a checkpoint holds the event's plan as it stands, or is about to; `carried`: all steps made."""
         if isinstance(event, PlannedDpEvent):
-            part, start = event.part, event.start
-            made = sum(e.steps for e in carried if _plan(e) == event.plan and _part(e) == part)
-            if not made and event.after:  # it stands where it continues from
-                part = event.after
-            self._note(event.plan, _Note(part, start + made, done))
+            made = sum(e.steps for e in carried if _plan(e) == event.plan and _part(e) == event.part)
+            newest, root = self._newest(event.plan), event.part
+            if not made and event.after:  # a part without a step of its own, which may have settled what rows owed
+                root = newest.root if newest and newest.part in (event.after, event.part) else event.after
+            self._note(event.plan, _Note(event.part, event.start + made, done, root))
 
     def confirm_checkpoint(self, event: DpEvent) -> None:
         """Notes the checkpoint from which the event's part continues, if a kill left it without its last note."""
@@ -136,14 +136,15 @@ class Payments:
     def _note(self, plan: str, note: _Note) -> None:
         newest = self._newest(plan)
         if newest is None or note[:3] != newest[:3]:
-            fields = {"plan": plan, "part": note.part, "step": note.step}
+            fields = {"plan": plan, "part": note.part, "step": note.step, "root": note.root}
             self.ledger.note(_KEPT if note.done else _KEEPING, fields)
 
     def _newest(self, plan: str, labels: tuple[str, ...] = (_KEPT, _KEEPING)) -> _Note | None:
         for line in reversed(self.ledger.lines):
             if line["kind"] == "note" and line["label"] in labels and line["settings"]["plan"] == plan:
                 part, step = line["settings"]["part"], line["settings"]["step"]
-                return _Note(part, step, line["label"] == _KEPT, line["number"])
+                root = line["settings"].get("root", part)  # none in versions before 0.4
+                return _Note(part, step, line["label"] == _KEPT, root, line["number"])
         return None
 
     # Reading.
@@ -240,7 +241,7 @@ class Payments:
         # Only the part that began last may continue: its releases may exist, although no note names them.
         latest, begins = _part(parts[-1]) if parts else None, (event.after, event.start)
         kept = self._kept(event.plan, lines)
-        left = latest == event.after and _end(parts) == begins or kept is not None and kept[:2] == begins
+        left = kept[:2] == begins if kept else latest == event.after and _end(parts) == begins
         continues = bool(parts) and (latest == event.part or left)
         branches = 1 - continues + sum(not _continues(paid) for paid, _ in lines)
         whole = [*(entry.event.event for entry in parts if isinstance(entry.event, PlannedDpEvent)), event.event]
@@ -276,15 +277,16 @@ class Payments:
             return None
         began = [_part(entry) for paid, entry in lines if paid.number < note.number]
         since = [paid for paid, _ in lines if paid.number > note.number]
-        valid = began[-1:] in ([], [note.part]) and all(paid.settings.get(_KEPT_ALONG) for paid in since)
+        valid = began[-1:] in ([], [note.part], [note.root]) and all(paid.settings.get(_KEPT_ALONG) for paid in since)
         return note if valid else None
 
 
 class _Note(NamedTuple):
-    # The part and step at which a checkpoint holds a plan, and whether it surely is there.
+    # The part and step at which a checkpoint holds a plan, whether it surely is there, and the part of the step before.
     part: str
     step: int
     done: bool
+    root: str
     number: int = 0  # of its line
 
 

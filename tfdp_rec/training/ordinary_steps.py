@@ -69,13 +69,3 @@ def watch(model: keras.Model) -> None:
 
     vars(model).update(train_step=counted_step, fit=counted(fit), train_on_batch=counted(train_on_batch))
     model.train_function = None
-
-
-def warn_of_ordinary_steps(meter: Meter | None) -> None:
-    """Warns, at a release, of steps that no ε covers."""
-    for name, steps in (meter.snapshot().ordinary if meter is not None else {}).items():
-        warnings.warn(
-            f"The model was trained for {steps} steps of {name} after it was trained privately. No epsilon covers "
-            "these, unless they were made on public data.",
-            stacklevel=4,
-        )

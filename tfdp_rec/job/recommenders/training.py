@@ -17,13 +17,12 @@ from dp_accounting import NoOpDpEvent
 
 from tfdp_rec import mechanisms
 from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
-from tfdp_rec.files import only_for_owner
+from tfdp_rec.files import Path, only_for_owner
 from tfdp_rec.job.budget import PRIOR
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.run import MadeRecommender, Run, begins_with
-from tfdp_rec.job.run_folder import MODEL, RELEASED, find
+from tfdp_rec.job.run_folder import MODEL
 from tfdp_rec.job.settings import JobSettings
-from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.optimizers.noise_walk import noise_walk
 from tfdp_rec.optimizers.rules import Recursion
 from tfdp_rec.pricing.correlated_noise import INDEPENDENT, Correlation
@@ -31,7 +30,9 @@ from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.settings import arguments
 from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.entries import DRAWN, Entry, id_of_use
+from tfdp_rec.spending.entries import DRAWN, Entries, Entry, id_of_use
+from tfdp_rec.spending.ledger import Ledger
+from tfdp_rec.spending.payments import Payments
 from tfdp_rec.spending.statement import Statement
 
 EVALUATIONS = 6  # tests during a training, the last of them at its end
@@ -103,12 +104,23 @@ def released_model(run: Run) -> Any:
         raise FileNotFoundError(f"{path} is gone, and this day goes on from it: put it back from a copy of release/.")
     from tfdp_rec.models import SASRec, TwoTower  # noqa: F401  # registers the classes that the file may hold
 
-    if not run.checkpoint.noises:  # a day that has begun may have written its own
-        WarmStart.refuse_another_model(find(run.folder.path, RELEASED), path)
     before = keras.models.load_model(path, compile=False)
     if before.item_tables()[0].embeddings.shape[0] < 1 + len(run.checkpoint.earlier.items):
         raise ValueError("model.keras has fewer items than released.npz: put back release/ as this run left it.")
+    if names.named(run.released).claims_epsilon:
+        refuse_unpaid(before, run.ledger(run.released), path)
     return before
+
+
+def refuse_unpaid(model: Any, ledger: Ledger, path: Path) -> None:
+    """Refuses a model whose private training the run's ledger has not paid for, as another run's."""
+    history = model.saved_history() or Entries()
+    drawn = [entry.sampling for entry in history if entry.sampling and not entry.label]
+    if not drawn or history.ordinary or Payments(ledger, Sampling.from_state(dict(drawn[-1]))).unpaid(history):
+        raise ValueError(
+            f"{path} is not the model that this run released: {ledger.path} has not paid for its training. Put back "
+            "release/ as this run left it."
+        )
 
 
 def go_on(run: Run, model: Any) -> Any:
