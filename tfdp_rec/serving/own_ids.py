@@ -34,7 +34,7 @@ from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.demands import demand, given
 from tfdp_rec.files import is_address, replacing
-from tfdp_rec.spending.meter import warn_of_ordinary_steps
+from tfdp_rec.spending.entries import warn_of_ordinary_steps
 
 VOCABULARY = "items.txt"
 NOTHING = -1  # the slot of what is unknown, or of no answer

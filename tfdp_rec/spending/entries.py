@@ -13,6 +13,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import secrets
+import warnings
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -200,3 +201,13 @@ class Entries:
         except (TypeError, KeyError, AttributeError) as problem:
             raise ValueError(f"This is not the privacy history of a model: {problem}.") from problem
         return found
+
+
+def warn_of_ordinary_steps(meter: Any) -> None:
+    """Warns, at a release, of steps that no ε covers."""
+    for name, steps in (meter.snapshot().ordinary if meter is not None else {}).items():
+        warnings.warn(
+            f"The model was trained for {steps} steps of {name} after it was trained privately. No epsilon covers "
+            "these, unless they were made on public data.",
+            stacklevel=4,
+        )

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import warnings
 import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
@@ -486,13 +485,3 @@ def void_of(optimizer: Any, source: Source) -> str:
     if noise is not None and not vars(type(noise)).get("secret", False):
         reasons.append(f"the noise came from {type(noise).__name__}, which can be computed again (leave out noise=)")
     return " and ".join(reasons)
-
-
-def warn_of_ordinary_steps(meter: Meter | None) -> None:
-    """Warns, at a release, of steps that no ε covers."""
-    for name, steps in (meter.snapshot().ordinary if meter is not None else {}).items():
-        warnings.warn(
-            f"The model was trained for {steps} steps of {name} after it was trained privately. No epsilon covers "
-            "these, unless they were made on public data.",
-            stacklevel=4,
-        )

@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from tfdp_rec.files import is_address, replacing
 from tfdp_rec.keras_internals import before_saving, layers_within
-from tfdp_rec.spending.entries import SAVED_AS, Entries
-from tfdp_rec.spending.meter import Meter, meters_of, warn_of_ordinary_steps
+from tfdp_rec.spending.entries import SAVED_AS, Entries, warn_of_ordinary_steps
+from tfdp_rec.spending.meter import Meter, meters_of
 from tfdp_rec.training.release import ReleaseGuard
 
 
