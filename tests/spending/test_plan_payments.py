@@ -41,17 +41,21 @@ def rows(indices):
 class Process:
     """What a script makes anew in every process."""
 
-    def __init__(self, folder, target=100.0, planned_for=None, training="training"):
+    def __init__(self, folder, target=100.0, planned_for=None, training="training", lazily=False):
         self.order, self.target = FixedOrder(UNITS, BATCH), target
         inputs = keras.Input([1])
-        self.model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1, name="score")(inputs))
+        scored = inputs
+        if lazily:
+            scored = keras.layers.Flatten()(keras.layers.Embedding(30, 2, name="items")(inputs))
+        self.model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1, name="score")(scored))
         settings = {"l2_norm_clip": 1.0, "noise_multiplier": SIGMA, "expected_batch_size": BATCH, "correlation": PLAN}
         self.path = folder / "ledger.jsonl"
         if planned_for:
             options = {"sampling": self.order, "delta": DELTA, "steps": STEPS, "accountant": "rdp"}
             plan = tfdp_rec.PrivatePlan(epsilon=planned_for, correlation=PLAN, ledger=self.path, **options)
             settings = {"plan": plan}
-        self.model.compile(tfdp_rec.DPFTRL(0.1, **settings), "mse", run_eagerly=True)
+        kind = tfdp_rec.LazyDPFTRL if lazily else tfdp_rec.DPFTRL
+        self.model.compile(kind(0.1, **settings), "mse", run_eagerly=True)
         self.accountant = (
             plan.accountant if planned_for else Accountant(self.event, self.order, DELTA, "rdp", ledger=self.path)
         )
@@ -200,9 +204,10 @@ def test_a_part_that_another_has_gone_on_from_pays_again_if_it_goes_on_itself(tm
     first.accountant.close()
 
 
-def test_a_checkpoint_that_is_saved_again_after_another_part_has_gone_on_from_it_is_a_fork(tmp_path):
+def test_a_checkpoint_is_not_saved_again_after_another_part_has_gone_on_from_it(tmp_path):
     first = superseded(tmp_path)
-    first.checkpoint.save()  # its note stands after the second part's payment
+    with pytest.raises(RuntimeError, match="Another run has gone on from the checkpoint"):
+        first.checkpoint.save()
     first.accountant.close()
     third = Process(tmp_path)
     assert third.resumed.step == 4
@@ -313,6 +318,74 @@ def test_a_resumed_part_that_makes_no_step_is_no_fork(tmp_path, trained, ledger)
     third.accountant.payments.ledger.close()
 
 
+def test_the_model_is_looked_at_between_resumption_and_training_for_nothing(tmp_path):
+    Process(tmp_path).fit(STEPS, killed_at=6)
+    second = Process(tmp_path, target=epsilon(1) * (1 + 1e-6))
+    second.checkpoint.save()
+    second.fit(4)
+    assert paid(second) == pytest.approx(second.accountant.epsilon()) == pytest.approx(epsilon(1))
+    second.accountant.close()
+
+
+def test_a_checkpoint_before_the_first_step_is_no_branch(tmp_path):
+    first = Process(tmp_path)
+    first.checkpoint.set_model(first.model)
+    first.checkpoint.save()
+    first.fit(STEPS, killed_at=1)
+    second = Process(tmp_path, target=epsilon(1) * (1 + 1e-6))
+    assert second.resumed.step == 0
+    second.fit(4)
+    assert paid(second) == pytest.approx(second.accountant.epsilon()) == pytest.approx(epsilon(1))
+    second.accountant.close()
+
+
+def test_a_part_without_a_step_from_an_older_copy_releases_nothing(tmp_path):
+    first = Process(tmp_path)
+    first.fit(4)
+    shutil.copytree(tmp_path / "training", tmp_path / "copy")
+    first.fit(4)
+    first.accountant.close()
+    second = Process(tmp_path, training="copy")
+    with pytest.raises(RuntimeError, match="Another run has gone on from the checkpoint"):
+        second.checkpoint.save()
+    second.accountant.close()
+    third = Process(tmp_path, training="copy")
+    third.fit(2)
+    assert paid(third) == pytest.approx(third.accountant.epsilon()) == pytest.approx(epsilon(2))
+    third.accountant.close()
+
+
+def test_rows_that_owe_noise_get_it_once_of_all_copies_of_a_checkpoint(tmp_path):
+    first = Process(tmp_path, lazily=True)
+    first.fit(STEPS, killed_at=3)
+    shutil.copytree(tmp_path / "training", tmp_path / "copy")
+    second = Process(tmp_path, lazily=True)
+    assert second.resumed.step == 2 and not second.model.optimizer.releasable
+    second.model.get_weights()
+    second.accountant.close()
+    third = Process(tmp_path, training="copy", lazily=True)
+    with pytest.raises(RuntimeError, match="Another run has gone on from the checkpoint"):
+        third.model.get_weights()
+    third.accountant.close()
+
+
+def test_a_branch_that_exceeds_the_target_is_refused_though_its_steps_would_fit(tmp_path):
+    first = Process(tmp_path)
+    first.fit(2)
+    shutil.copytree(tmp_path / "training", tmp_path / "copy")
+    first.fit(2)
+    first.accountant.close()
+    fork = Process(tmp_path, training="copy")
+    fork.fit(2)
+    fork.accountant.close()
+    target = epsilon(2) * 1.05
+    again = Process(tmp_path, target=target)
+    with pytest.raises(ValueError, match="costs the plan again.* would exceed the budget"):
+        again.fit(2)
+    assert paid(again) == pytest.approx(epsilon(2))
+    again.accountant.close()
+
+
 def test_a_part_without_a_step_that_wrote_its_checkpoint_leaves_no_copy_to_go_on_from(tmp_path):
     """Its release may hold other noise for the steps before: that of rows that owed it."""
     Process(tmp_path).fit(STEPS, killed_at=6)
@@ -331,14 +404,14 @@ def test_a_checkpoint_that_a_kill_left_without_its_note_is_gone_on_from_for_noth
     first = Process(tmp_path)
     note = Accountant.note_checkpoint
 
-    def noted(accountant, event, done=True):
+    def noted(accountant, optimizer, state, done=True):
         if done and first.model.optimizer.position == 5:
             first.accountant.payments.ledger.close()
             raise SystemExit  # the file is there
-        note(accountant, event, done)
+        note(accountant, optimizer, state, done)
 
     monkeypatch.setattr(Accountant, "note_checkpoint", noted)
-    with pytest.raises(SystemExit):
+    with pytest.raises((SystemExit, ValueError)):
         first.fit(STEPS)
     monkeypatch.undo()
     second = Process(tmp_path, target=epsilon(1) * (1 + 1e-6))
@@ -433,12 +506,13 @@ def test_a_fork_with_more_noise_costs_what_its_beginning_had(tmp_path):
     assert paid(process) == pytest.approx(process.accountant.epsilon()) == pytest.approx(two)
 
 
-def test_steps_beyond_a_plan_have_no_price_in_either_record(tmp_path):
+def test_steps_beyond_a_plan_are_not_recorded(tmp_path):
     process = Process(tmp_path)
     event = PlannedDpEvent(ONCE, STEPS, 5, 3, "by hand")
-    for _ in range(2):
-        process.accountant.record(event, STEPS)
-    assert paid(process) == process.accountant.epsilon() == np.inf
+    process.accountant.record(event, STEPS)
+    with pytest.raises(ValueError, match="The plan is of 15 steps, 15 of which are recorded: 1 are too many"):
+        process.accountant.record(event, 1)
+    assert paid(process) == process.accountant.epsilon() == pytest.approx(epsilon(1))
     process.accountant.close()
 
 

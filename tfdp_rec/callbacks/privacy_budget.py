@@ -211,7 +211,8 @@ class PrivacyBudget(keras.callbacks.Callback):
         if made + ahead > self._paid:
             listeners = self.model.release.listeners if hasattr(self.model, "release") else ()
             kept = any(getattr(each, "accountant", None) is self.accountant for each in listeners)
-            self._paid = made + self.accountant.pay_ahead(ahead, left, self._optimizer, self._origin, kept)
+            paid = self.accountant.pay_ahead(ahead, left, self._optimizer, self._origin, kept, self.target_epsilon)
+            self._paid = made + paid
             self._allow()
             self._priced = self._state(self._optimizer.privacy_history)
 

@@ -25,6 +25,7 @@ import dataclasses
 import json
 import os
 import re
+import secrets
 import zipfile
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -174,8 +175,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def before_release(self) -> None:
         """Writes a checkpoint of the present state unless the last one is of it."""
         if not self.is_needed:  # what leaves is in no checkpoint: a copy of the last one does not continue from it
-            if _made_steps(self.model):
-                self._note()
+            if _made_steps(self.model) and not self.is_done:
+                self._note(secrets.token_hex(8))
+                self._saved = self._state()
             return
         if self._resuming:
             raise RuntimeError(
@@ -211,23 +213,25 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         older = self._paths()
         number = 1 + max((int(_NAME.search(path).group(1)) for path in older), default=0)  # type: ignore[union-attr]
         path = os.path.join(self.directory, f"{number:06d}-step-{self._steps()}{SUFFIX}")
-        state = self._state()
+        state, id = self._state(), secrets.token_hex(8)
         with writing(path, "wb", private=True) as whole, zipfile.ZipFile(whole, "w") as archive:
-            archive.writestr(_HEADER, json.dumps(self._header(), indent=1))
+            archive.writestr(_HEADER, json.dumps({**self._header(), "state": id}, indent=1))
             for name, variable in _variables(self.model):
                 with archive.open(name, "w", force_zip64=True) as file:
                     file.writelines(_chunks(variable))
-            self._note(done=False)
+            self._note(id, done=False)
         self._last, self._kept = _File(path), self.model
-        self._note()
+        self._note(id)
         for path_before in older:
             os.remove(path_before)
         self._saved, self._checked = state, self._steps()
         return path
 
-    def _note(self, done: bool = True) -> None:
+    def _note(self, id: str, done: bool = True) -> None:
         if self.accountant is not None:
-            self.accountant.note_checkpoint(self.model.optimizer.dp_event(), done)
+            self.accountant.note_checkpoint(self.model.optimizer, id, done)
+        if done:
+            _stand_at(self.model.optimizer, id)
 
     def _header(self) -> dict[str, Any]:
         optimizer = _private_optimizer(self.model)
@@ -347,9 +351,10 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                     fill(pending)
                 fill(name for name in shapes if name not in pending)
             optimizer.privacy_history.restored()
+            _stand_at(optimizer, header.get("state", ""))  # versions before 0.4 named none
             if self.accountant is not None:
                 self.accountant.follow(model)
-                self.accountant.confirm_checkpoint(optimizer.dp_event())
+                self.accountant.confirm_checkpoint(optimizer)
             self._resumed = _normalised(header)
             self._epoch, self._epoch_began = self._resumed.epoch, self._steps() - self._resumed.steps_in_epoch
             self._saved, self._resuming = self._state(), False
@@ -413,6 +418,12 @@ class _File:
 
     def __del__(self) -> None:
         self._open.close()
+
+
+def _stand_at(optimizer: PrivateOptimizer, id: str) -> None:
+    # Planned noise goes on from one state alone, by its id.
+    if (course := getattr(optimizer, "course", None)) is not None:
+        course.state = id
 
 
 def _made_steps(model: Any) -> bool:

@@ -204,6 +204,7 @@ class Course:
 
     def __init__(self, steps: int):
         self._steps, self._within = steps, False
+        self.state = ""  # id of the last checkpoint that holds it
         with tf.init_scope(), tf.device("CPU:0"):
             *several, self._seats = [tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(8)]
         self.made, self._plan, self._order, self._unfinished, self._part, self._after, self._start = several
@@ -211,6 +212,7 @@ class Course:
 
     def restart(self) -> None:
         """Begins a new plan, at its first step."""
+        self.state = ""
         new = 0, secrets.randbits(62), _NO_ORDER_YET, 0, secrets.randbits(62), 0, 0
         for variable, value in zip(self.variables.values(), new, strict=True):
             variable.assign(value)
@@ -218,9 +220,11 @@ class Course:
 
     def go_on(self) -> None:
         """From a training checkpoint, which others may go on from as well."""
-        self._after.assign(self._part)
+        # A part that made no step goes on where the one before it did.
+        if int(self.made) > int(self._start) or not int(self._after):
+            self._after.assign(self._part)
+            self._start.assign(self.made)
         self._part.assign(secrets.randbits(62))
-        self._start.assign(self.made)
 
     def seat_anew(self) -> None:
         """Forgets which stream gave the units their seats, for a plan of another process."""

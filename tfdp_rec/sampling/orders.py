@@ -138,17 +138,7 @@ def _cost(several: Sequence[tuple[PlannedDpEvent, int]]) -> DpEvent:
         return dp_accounting.NonPrivateDpEvent()
     least = min(events, key=lambda event: event.noise_multiplier)
     begun = {(event.after, event.start) for event, _ in several if event.after}
-    # A part between two others that made no step of its own is in no run: what goes on from it goes on from the end of
-    # one that is.
-    between = [start for part, start in begun if part not in ends]
-    forks = 0
-    for part, end in ends.items():
-        if (part, end) in begun:
-            continue
-        if end in between:
-            between.remove(end)
-        else:
-            forks += 1
+    forks = sum((part, end) not in begun for part, end in ends.items())
     return least if forks == 1 else dp_accounting.SelfComposedDpEvent(least, forks)
 
 

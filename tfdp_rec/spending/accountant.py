@@ -38,7 +38,7 @@ from tfdp_rec.sampling.schemes import Sampling, dearer
 from tfdp_rec.spending import payments
 from tfdp_rec.spending.entries import BY_HAND, DRAWN, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id, use_of
 from tfdp_rec.spending.filters import PrivacyFilter
-from tfdp_rec.spending.ledger import Ledger, Mark
+from tfdp_rec.spending.ledger import Ledger, Mark, Payment
 from tfdp_rec.spending.payments import Payments
 from tfdp_rec.spending.statement import Statement, statement
 
@@ -66,7 +66,8 @@ class Accountant:
         asserted: Description of what drew the batches, if it was not `sampling` but drew as `sampling` would have. The
             statement then says that this was asserted, not checked. Each fit counts as one iteration of these batches.
             Where several accountants assert, a fit's steps are of its budget's sampling, and others of the dearest.
-            Each accountant counts unproven steps at no less than its own sampling.
+            Each accountant counts unproven steps at no less than its own sampling. A copy by `copy.deepcopy` is the
+            accountant itself, so that copied callbacks share it.
         ledger: File, or `Ledger`, in which everything is paid for before it is done (docs/ledger.md). All that it holds
             already counts, and the models' histories are checked against it.
 
@@ -118,7 +119,7 @@ class Accountant:
                 raise
 
     def __deepcopy__(self, memo: Any) -> Accountant:
-        return self  # what copied callbacks or plans spend is spent here
+        return self  # what copied callbacks spend is spent here
 
     def __getstate__(self) -> dict[str, Any]:
         return {**vars(self), "_by_hand": ""}  # a copy's further steps are others
@@ -324,6 +325,13 @@ class Accountant:
         """
         checked_count("steps", steps)
         checked_count("restarts", restarts)
+        if isinstance(event, PlannedDpEvent):
+            planned = ((entry.event, entry.steps) for entry in self._recorded)
+            made = sum(n for each, n in planned if isinstance(each, PlannedDpEvent) and each.plan == event.plan)
+            if made + steps > event.steps:
+                raise ValueError(
+                    f"The plan is of {event.steps} steps, {made} of which are recorded: {steps} are too many."
+                )
         if event != self.event:
             self._check(event)
             self.event = event
@@ -357,16 +365,19 @@ class Accountant:
         """
         events.to_json(event)
         check_supported(event, self.accountant)
-        id, use = id or new_id(), use_of(event, label)
-        self.carried.add(use, id)  # raises for the id of another expense, before anything is paid
-        if self.payments is not None:
+        id, use, carried = id or new_id(), use_of(event, label), self.carried
+        known = carried.steps_of(id)
+        carried.add(use, id)  # raises for the id of another expense, before anything is paid
+        if self.payments is not None and not known:
             self.payments.pay_once(event, label, id)
         self._recorded.add(use, id)
         Changes.made += 1
 
     # Paying in the ledger.
 
-    def pay_ahead(self, steps: int, most: int, optimizer: Any, sampling: str | None, kept: bool = False) -> int:
+    def pay_ahead(
+        self, steps: int, most: int, optimizer: Any, sampling: str | None, kept: bool = False, within: float = math.inf
+    ) -> int:
         """Pays for `steps` next steps, at most `most`, by `optimizer` on batches of `sampling`; returns how many."""
         if self.payments is None:
             return most
@@ -377,11 +388,24 @@ class Accountant:
                 self.give_back_unused()  # planned steps are paid for as a whole, and others under an id of their own
                 ahead = 0
             wanted = max(steps, most if planned else min(payments.BLOCK, most))
+            if planned:
+                self._refuse_branch(optimizer, within)
             id, proof = self._paid_ahead[0] if self._paid_ahead else "", "" if sampling else self.asserted
-            id = self.payments.pay_steps(self.event, wanted - ahead, id, proof, kept)
+            id = self.payments.pay_steps(self.event, wanted - ahead, id, proof, _standing(optimizer), kept)
             self._paid_ahead, ahead = (id, self.event), wanted
             optimizer.privacy_history.use_id(optimizer, sampling, id)
         return min(most, ahead)
+
+    def _refuse_branch(self, optimizer: Any, within: float) -> None:
+        # A plan that is paid for again may cost more than its steps, of which the number of steps left was found.
+        assert self.payments is not None
+        price = self.payments.price_of_plan(self.event, _standing(optimizer))
+        after = self.payments.ledger.epsilon(self.delta, self.accountant, [Payment(price)])
+        if after > within * (1 + 1e-9):
+            raise ValueError(
+                "Going on from here costs the plan again, since another run has gone on from it, and would exceed the "
+                f"budget: epsilon {after:.4g} of {within:g}. Resume from the newest checkpoint."
+            )
 
     def _pays_for(self, optimizer: Any, sampling: str | None) -> bool:
         # Whether what is paid ahead is for the next steps of an optimizer, at the present event.
@@ -409,15 +433,15 @@ class Accountant:
             self._paid_ahead = None
             Changes.made += 1
 
-    def note_checkpoint(self, event: DpEvent, done: bool = True) -> None:
-        """Notes that a checkpoint was written, or is about to be, whose next step has this `event`."""
+    def note_checkpoint(self, optimizer: Any, state: str, done: bool = True) -> None:
+        """Notes that the state of an optimizer's plan is kept, or is about to be, under an id."""
         if self.payments is not None:
-            self.payments.note_checkpoint(event, self.carried, done)
+            self.payments.note_checkpoint(optimizer.dp_event(), self.carried, _standing(optimizer), state, done)
 
-    def confirm_checkpoint(self, event: DpEvent) -> None:
-        """Notes the checkpoint from which a training continues whose next step has this `event`."""
+    def confirm_checkpoint(self, optimizer: Any) -> None:
+        """Notes the checkpoint from which an optimizer was restored, if a kill left it without its last note."""
         if self.payments is not None:
-            self.payments.confirm_checkpoint(event)
+            self.payments.confirm_checkpoint(optimizer.dp_event(), _standing(optimizer))
 
     def pay_for_history(self) -> None:
         """Pays for all that the models have spent and the ledger lacks, such as steps before it was begun.
@@ -533,6 +557,12 @@ def _uses_without_ids(state: dict[str, Any], history: Entries) -> Entries:
         if not history.steps_of(id):
             found.extend(id if state.get("mark") else new_id(), use)
     return found
+
+
+def _standing(optimizer: Any) -> str:
+    # Id of the last checkpoint that holds an optimizer's plan.
+    course = getattr(optimizer, "course", None)
+    return "" if course is None else course.state
 
 
 def _counts_under(entry: Entry, sampling: dict[str, Any]) -> bool:

@@ -8,12 +8,12 @@ and one for each fork, the payments of a plan add up to what an accountant says 
 
     Σ 1/σ² of all payments  =  branches / min σ²
 
-A part is the stretch of a plan that one process makes (`optimizers/dp_ftrl.py`). It costs nothing if it continues, at
-no less noise, from the plan's last step or last checkpoint. A checkpoint writes a note in the ledger; so does a release
-of what is in no checkpoint any more. Notes are valid until a payment for steps that no checkpoint will keep. A part
-that begins elsewhere is a fork, since earlier releases may hold other noise for the same steps. Three kinds of forks: a
-part that begins at an older checkpoint; a second part that begins at one checkpoint; a part that continues after
-another began at its checkpoint.
+A part is the stretch of a plan that one process makes (`optimizers/dp_ftrl.py`). Each state that is kept has an id,
+which stands in its checkpoint and in a note of the ledger; so has what is released after its checkpoint was removed. A
+part continues, and costs nothing at no less noise, if what the ledger last heard of the plan is the part's own, or the
+state from which it was resumed. Payments for steps that a checkpoint will keep are passed over: had they been released,
+there would be a note. A part that begins elsewhere is a fork, since earlier releases may hold other noise for the same
+steps: it pays as another branch, and without a payment none of it is released.
 """
 
 from __future__ import annotations
@@ -80,7 +80,8 @@ class Payments:
         self.ledger.pay(event, label=label, settings={"sampling": None} | ({_LATE: True} if late else {}), id=id)
 
     def pay_steps(
-        self, event: DpEvent, steps: int, id: str = "", asserted: str = "", kept: bool = False, late: bool = False
+        self, event: DpEvent, steps: int, id: str = "", asserted: str = "", stands: str = "", kept: bool = False,
+        late: bool = False,
     ) -> str:
         """Pays for steps on this sampling's batches; returns the id of their entry."""
         refuse_unpayable(event, self._sampling)
@@ -91,7 +92,7 @@ class Payments:
         if late:
             settings[_LATE] = True
         if isinstance(event, PlannedDpEvent):
-            price, own = self._price_of_plan(event, steps)
+            price, own = self._price_of_plan(event, stands)
             self.ledger.pay(price, 1, "training", {**settings, **own, _KEPT_ALONG: kept}, steps, id=id)
         else:
             step = self._sampling.compose_history([(event, 1)])
@@ -117,34 +118,34 @@ class Payments:
         later = [each for each in self.ledger.paid if each.number > paid.number]
         return any(_plan(steps) == _plan(entry) for steps in map(_steps_of, later) if steps and entry)
 
-    def note_checkpoint(self, event: DpEvent, carried: Entries, done: bool = True) -> None:
-        """Notes that a checkpoint holds the event's plan as it stands, or is about to; `carried`: all steps made."""
+    def note_checkpoint(self, event: DpEvent, carried: Entries, stands: str, state: str, done: bool = True) -> None:
+        """Notes that a plan is kept as it stands, or is about to be, in a `state` that follows the one it stood at."""
         if isinstance(event, PlannedDpEvent):
+            if not self._is_newest(event, stands):
+                raise RuntimeError(
+                    "Another run has gone on from the checkpoint that this training began with. What would leave now "
+                    "holds other noise for the same steps, and would cost the plan again: resume from the newest "
+                    "checkpoint, or train on with fit, which pays if the budget allows."
+                )
             made = sum(e.steps for e in carried if _plan(e) == event.plan and _part(e) == event.part)
-            newest, root = self._newest(event.plan), event.part
-            if not made and event.after:  # a part without a step of its own, which may have settled what rows owed
-                root = newest.root if newest and newest.part in (event.after, event.part) else event.after
-            self._note(event.plan, _Note(event.part, event.start + made, done, root))
+            self._note(event.plan, _Note(event.part, event.start + made, state, done))
 
-    def confirm_checkpoint(self, event: DpEvent) -> None:
+    def confirm_checkpoint(self, event: DpEvent, stands: str) -> None:
         """Notes the checkpoint from which the event's part continues, if a kill left it without its last note."""
-        if isinstance(event, PlannedDpEvent):
+        if isinstance(event, PlannedDpEvent) and stands:
             newest = self._newest(event.plan)
-            if newest and newest[:3] == (event.after, event.start, False):
+            if newest and not newest.done and newest.state == stands:
                 self._note(event.plan, newest._replace(done=True))
 
     def _note(self, plan: str, note: _Note) -> None:
-        newest = self._newest(plan)
-        if newest is None or note[:3] != newest[:3]:
-            fields = {"plan": plan, "part": note.part, "step": note.step, "root": note.root}
-            self.ledger.note(_KEPT if note.done else _KEEPING, fields)
+        fields = {"plan": plan, "part": note.part, "step": note.step, "state": note.state}
+        self.ledger.note(_KEPT if note.done else _KEEPING, fields)
 
     def _newest(self, plan: str, labels: tuple[str, ...] = (_KEPT, _KEEPING)) -> _Note | None:
         for line in reversed(self.ledger.lines):
             if line["kind"] == "note" and line["label"] in labels and line["settings"]["plan"] == plan:
-                part, step = line["settings"]["part"], line["settings"]["step"]
-                root = line["settings"].get("root", part)  # none in versions before 0.4
-                return _Note(part, step, line["label"] == _KEPT, root, line["number"])
+                own = line["settings"]  # versions before 0.4 named no state
+                return _Note(own["part"], own["step"], own.get("state", ""), line["label"] == _KEPT, line["number"])
         return None
 
     # Reading.
@@ -158,6 +159,8 @@ class Payments:
                 # Steps of one id may have been paid for under two samplings, as their data grew.
                 if samplings.setdefault(id, entry.sampling) != entry.sampling:
                     id += f" {canonical(entry.sampling or {})}"
+                if isinstance(entry.event, PlannedDpEvent) and not _continues(paid):  # a branch, as it was paid for
+                    entry = dataclasses.replace(entry, event=dataclasses.replace(entry.event, after=""))
                 found.extend(id, entry)
         return found
 
@@ -233,60 +236,75 @@ class Payments:
 
     # Plans.
 
-    def _price_of_plan(self, event: PlannedDpEvent, steps: int) -> tuple[DpEvent, dict[str, Any]]:
+    def price_of_plan(self, event: PlannedDpEvent, stands: str = "") -> DpEvent:
+        """The price of further steps of a plan, by a part that stands at the state of an id."""
+        return self._price_of_plan(event, stands)[0]
+
+    def _price_of_plan(self, event: PlannedDpEvent, stands: str) -> tuple[DpEvent, dict[str, Any]]:
         # The price of further steps of a part; the step of the plan at which they begin, and whether they continue it.
-        lines = [(paid, entry) for paid, entry in self._lines() if entry is not None and _plan(entry) == event.plan]
+        lines = self._lines_of(event.plan)
         parts = [entry for _, entry in lines]
         first = event.start + sum(entry.steps for entry in parts if _part(entry) == event.part)
-        # Only the part that began last may continue: its releases may exist, although no note names them.
-        latest, begins = _part(parts[-1]) if parts else None, (event.after, event.start)
-        kept = self._kept(event.plan, lines)
-        left = kept[:2] == begins if kept else latest == event.after and _end(parts) == begins
-        continues = bool(parts) and (latest == event.part or left)
+        continues = bool(parts) and self._is_newest(event, stands)
         branches = 1 - continues + sum(not _continues(paid) for paid, _ in lines)
         whole = [*(entry.event.event for entry in parts if isinstance(entry.event, PlannedDpEvent)), event.event]
         price = _missing(whole, branches, [paid.event for paid, _ in lines])
-        if first + steps > event.steps:
-            price = dp_accounting.NonPrivateDpEvent()  # beyond the plan, where its noise is of no known price
         return price, {_FROM: first, _CONTINUES: continues}
+
+    def _is_newest(self, event: PlannedDpEvent, stands: str) -> bool:
+        # Whether no other part has gone on since this one stood where it stands, or none that can have been released.
+        lines, newest = self._lines_of(event.plan), self._newest(event.plan)
+        by = {paid.number: _part(entry) for paid, entry in lines} | ({newest.number: newest.part} if newest else {})
+        if not by or by[max(by)] == event.part:
+            return True
+        if event.part in by.values():
+            return False
+        begins, kept = (event.after, event.start), self._kept(event.plan, lines)
+        if kept is None:
+            parts = [entry for _, entry in lines]
+            return bool(parts) and _part(parts[-1]) == event.after and _end(parts) == begins
+        return kept.state == stands if kept.state and stands else (kept.part, kept.step) == begins
+
+    def _lines_of(self, plan: str) -> list[tuple[Paid, Entry]]:
+        return [(paid, entry) for paid, entry in self._lines() if entry is not None and _plan(entry) == plan]
 
     def _cut(self, lines: Sequence[Line]) -> list[Line]:
         # A part ends where another continued from it; one of an earlier process, at its last checkpoint. Later steps
         # were paid for, but were not made or are lost.
         found = list(lines)
-        payments: dict[str, list[int]] = {}  # places of a plan's payments
+        places: dict[str, list[int]] = {}  # of a plan's payments
+
+        def end_last_part(plan: str, step: int) -> None:
+            last = _part(found[places[plan][-1]][1])
+            for place in places[plan]:
+                if _part(found[place][1]) == last:
+                    found[place] = _up_to(step, *found[place])
+
         for place, (paid, entry) in enumerate(lines):
             if entry is None or not (plan := _plan(entry)):
                 continue
-            if plan in payments and _continues(paid):
-                last = payments[plan][-1]
-                found[last] = _up_to(int(paid.settings[_FROM]), *found[last])
-            payments.setdefault(plan, []).append(place)
-        for plan, places in payments.items():
-            paid, entry = found[places[-1]]
-            kept = self._kept(plan, [lines[place] for place in places])
-            if kept and paid.session != self.ledger.session:
-                found[places[-1]] = _up_to(kept.step, paid, entry)
+            if plan in places and _continues(paid):
+                end_last_part(plan, int(paid.settings[_FROM]))
+            places.setdefault(plan, []).append(place)
+        for plan, own in places.items():
+            kept = self._kept(plan, [lines[place] for place in own])
+            if kept and lines[own[-1]][0].session != self.ledger.session:
+                end_last_part(plan, kept.step)
         return found
 
     def _kept(self, plan: str, lines: Sequence[Line]) -> _Note | None:
-        # The plan's last checkpoint, if the part that began last wrote it, and nothing that was paid for since can have
-        # been released without another note.
+        # The plan's last checkpoint, if nothing that was paid for since can have been released without another note.
         note = self._newest(plan, (_KEPT,))
-        if note is None:
-            return None
-        began = [_part(entry) for paid, entry in lines if paid.number < note.number]
-        since = [paid for paid, _ in lines if paid.number > note.number]
-        valid = began[-1:] in ([], [note.part], [note.root]) and all(paid.settings.get(_KEPT_ALONG) for paid in since)
-        return note if valid else None
+        since = [paid for paid, _ in lines if note and paid.number > note.number]
+        return note if all(paid.settings.get(_KEPT_ALONG) for paid in since) else None
 
 
 class _Note(NamedTuple):
-    # The part and step at which a checkpoint holds a plan, whether it surely is there, and the part of the step before.
+    # The part and step at which a plan is kept, the id of that state, and whether it surely is there.
     part: str
     step: int
+    state: str
     done: bool
-    root: str
     number: int = 0  # of its line
 
 
@@ -337,8 +355,12 @@ def _sigma(event: Any) -> float:
 def _up_to(step: int, paid: Paid, entry: Entry | None) -> Line:
     assert entry is not None
     least = int(paid.event != dp_accounting.NoOpDpEvent())
-    steps = max(least, min(entry.steps, step - int(paid.settings[_FROM])))
-    return dataclasses.replace(paid, steps=steps), dataclasses.replace(entry, steps=steps)
+    first = int(paid.settings[_FROM])
+    steps = max(least, min(entry.steps, step - first))
+    event = entry.event
+    if isinstance(event, PlannedDpEvent) and first + steps > step:  # its price counts, and it ends at the step
+        event = dataclasses.replace(event, start=event.start - (first + steps - step))
+    return dataclasses.replace(paid, steps=steps), dataclasses.replace(entry, event=event, steps=steps)
 
 
 def _plan(entry: Entry) -> str:
