@@ -275,9 +275,9 @@ class Payments:
         places: dict[str, list[int]] = {}  # of a plan's payments
 
         def end_last_part(plan: str, step: int) -> None:
-            last = _part(found[places[plan][-1]][1])
+            last = _part(lines[places[plan][-1]][1])
             for place in places[plan]:
-                if _part(found[place][1]) == last:
+                if found[place][1] is not None and _part(lines[place][1]) == last:
                     found[place] = _up_to(step, *found[place])
 
         for place, (paid, entry) in enumerate(lines):
@@ -354,12 +354,12 @@ def _sigma(event: Any) -> float:
 
 def _up_to(step: int, paid: Paid, entry: Entry | None) -> Line:
     assert entry is not None
-    least = int(paid.event != dp_accounting.NoOpDpEvent())
-    first = int(paid.settings[_FROM])
-    steps = max(least, min(entry.steps, step - first))
-    event = entry.event
-    if isinstance(event, PlannedDpEvent) and first + steps > step:  # its price counts, and it ends at the step
-        event = dataclasses.replace(event, start=event.start - (first + steps - step))
+    first, event, costs = int(paid.settings[_FROM]), entry.event, paid.event != dp_accounting.NoOpDpEvent()
+    if costs and step <= first and _continues(paid):  # less noise, of steps that were not made: an expense by itself
+        return dataclasses.replace(paid, steps=0), None
+    steps = max(int(costs), min(entry.steps, step - first))
+    if isinstance(event, PlannedDpEvent) and first + steps > step:  # a price without a step: an end of where it began
+        event = dataclasses.replace(event, part=event.after or event.part, start=step - steps)
     return dataclasses.replace(paid, steps=steps), dataclasses.replace(entry, event=event, steps=steps)
 
 
