@@ -41,7 +41,6 @@ _FROM = "from"  # setting of a payment: the step of the plan that it begins with
 _CONTINUES = "continues"  # setting of a payment: whether its part continues where the plan stood
 _KEPT_ALONG = "kept"  # setting of a payment: whether a checkpoint notes where the plan stands before each release
 _ASSERTED = "asserted"  # setting of a payment for steps that carried no proof of their draw: what drew them
-
 _LATE = "late"  # setting of a payment for what was done before
 
 Line = tuple[Paid, Entry | None]  # a payment, and the steps that it is for, if it is for steps
