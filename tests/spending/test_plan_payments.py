@@ -383,6 +383,9 @@ def test_a_branch_that_exceeds_the_target_is_refused_though_its_steps_would_fit(
     with pytest.raises(ValueError, match="costs the plan again.* would exceed the budget"):
         again.fit(2)
     assert paid(again) == pytest.approx(epsilon(2))
+    again.target = 100.0
+    again.fit(2)
+    assert paid(again) == pytest.approx(again.accountant.epsilon()) == pytest.approx(epsilon(3))
     again.accountant.close()
 
 

@@ -68,6 +68,14 @@ def test_an_id_in_use_is_refused_before_anything_is_paid(tmp_path):
     made.close()
 
 
+def test_one_use_is_paid_for_once(tmp_path):
+    made = accountant(ledger=tmp_path / "ledger.jsonl")
+    for _ in range(2):
+        made.spend(GaussianDpEvent(5.0), "counts", id="x")
+    assert len(read(tmp_path / "ledger.jsonl").paid) == 1 and made.epsilon() == pytest.approx(gaussians(5.0))
+    made.close()
+
+
 @pytest.mark.parametrize("label", ["", None])
 def test_a_use_needs_a_label(label):
     model = model_of()
