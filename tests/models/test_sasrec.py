@@ -368,7 +368,7 @@ def test_sums_of_a_run_do_not_tell_what_finding_their_items_has_cost(sums, tmp_p
         SASRec.upon(of_run, width=8, history_length=PLACES)
 
 
-def test_a_use_of_a_model_that_is_built_later_goes_with_its_layers():
+def test_a_use_of_a_model_goes_with_its_layers():
     class Own(tfdp_rec.PrivateTraining, keras.Model):
         def __init__(self, layer):
             super().__init__()
@@ -379,6 +379,7 @@ def test_a_use_of_a_model_that_is_built_later_goes_with_its_layers():
 
     use, layer = (GaussianDpEvent(2.0), "counts of Monday"), keras.layers.Embedding(5, 2)
     first, second = Own(layer), Own(layer)
+    first(np.array([[1]]))
     first.add_uses([use])
     for model in (first, second):
         model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=2), loss="mse")

@@ -68,12 +68,14 @@ def test_an_id_in_use_is_refused_before_anything_is_paid(tmp_path):
     made.close()
 
 
-def test_one_use_is_paid_for_once(tmp_path):
-    made = accountant(ledger=tmp_path / "ledger.jsonl")
-    for _ in range(2):
-        made.spend(GaussianDpEvent(5.0), "counts", id="x")
-    assert len(read(tmp_path / "ledger.jsonl").paid) == 1 and made.epsilon() == pytest.approx(gaussians(5.0))
-    made.close()
+def test_a_plan_that_is_made_again_pays_for_its_counts_again(tmp_path):
+    for number in (1, 2):
+        plan = tfdp_rec.PrivatePlan(
+            sampling=POISSON, epsilon=8.0, delta=DELTA, steps=5, accountant="rdp", ledger=tmp_path / "ledger.jsonl",
+            spent=[(GaussianDpEvent(5.0), "counts")],
+        )  # fmt: skip
+        plan.accountant.close()
+        assert len(read(tmp_path / "ledger.jsonl").paid) == number
 
 
 @pytest.mark.parametrize("label", ["", None])

@@ -365,10 +365,9 @@ class Accountant:
         """
         events.to_json(event)
         check_supported(event, self.accountant)
-        id, use, carried = id or new_id(), use_of(event, label), self.carried
-        known = carried.steps_of(id)
-        carried.add(use, id)  # raises for the id of another expense, before anything is paid
-        if self.payments is not None and not known:
+        id, use = id or new_id(), use_of(event, label)
+        self.carried.add(use, id)  # raises for the id of another expense, before anything is paid
+        if self.payments is not None:  # each time: a plan that is made again may make its counts again
             self.payments.pay_once(event, label, id)
         self._recorded.add(use, id)
         Changes.made += 1
