@@ -219,9 +219,8 @@ class Payments:
             state = entry.sampling or self._sampling.get_state()
             assert state is not None
             proof = "" if entry.origin == DRAWN else asserted or entry.origin
-            Payments(self.ledger, Sampling.from_state(dict(state))).pay_steps(
-                    entry.event, steps, id, proof, late=True
-                )
+            of_sampling = Payments(self.ledger, Sampling.from_state(dict(state)))
+            of_sampling.pay_steps(entry.event, steps, id, proof, late=True)
 
     def _lines(self) -> list[Line]:
         return self._read_lines()[1]
@@ -251,7 +250,8 @@ class Payments:
         return price, {_FROM: first, _CONTINUES: continues}
 
     def _is_newest(self, event: PlannedDpEvent, stands: str) -> bool:
-        # Whether no other part has gone on since this one stood where it stands, or none that can have been released.
+        # Whether a part may continue the plan: the ledger last heard of the plan from it, or from the state that it was
+        # resumed from, or since then of steps alone that no release can hold. `stands`: the id of that state.
         lines, newest = self._lines_of(event.plan), self._newest(event.plan)
         by = {paid.number: _part(entry) for paid, entry in lines} | ({newest.number: newest.part} if newest else {})
         if not by or by[max(by)] == event.part:
