@@ -23,8 +23,6 @@ COMMANDS = (
         "experiments.bench.ps",
         "private training on parameter servers: steps a second and bytes a step, by table size",
     ),
-    Command("plan", "experiments.bench.plan", "what a training step costs on a cluster, and what bounds it"),
-    Command("constants", "experiments.bench.constants", "the constants of `plan`, measured on this machine"),
 )
 
 

@@ -8,7 +8,6 @@ from tfdp_rec.cli.commands import Command
 
 COMMANDS = (
     Command("quality", "experiments.spectral.quality", "recall, nDCG and hits on data sets, at several budgets"),
-    Command("ablations", "experiments.spectral.ablations", "what helps a two-tower that is trained privately"),
     Command("size", "experiments.spectral.size", "time and memory of a release, from disk"),
 )
 

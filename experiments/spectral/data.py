@@ -83,17 +83,6 @@ def users_apart(
     return _apart(name, num_items, histories, share, most, np.random.default_rng(seed), users)
 
 
-def held_back(split: Split, share: float = 0.2, seed: int = 1) -> Split:
-    """The counted users of a split, split again: to choose by, without those who are asked.
-
-    Args:
-        split: of `users_apart`.
-        share: of its counted users who are asked now.
-        seed: of the split.
-    """
-    return _apart(split.name, split.num_items, split.counted, share, len(split.counted), np.random.default_rng(seed))
-
-
 def _apart(
     name: str,
     num_items: int,
