@@ -38,6 +38,18 @@ def test_a_sequential_model_as_it_is():
         private.fit(verbose=0)
 
 
+def test_the_plain_model_is_read_without_xla():
+    """With a GPU, Keras compiles a model with XLA by itself, which drops the checks of a table's reads."""
+    model = sequential()
+    model.jit_compile = True  # as Keras sets it where there is a GPU
+    before = model.evaluate(IDS, Y, verbose=0)
+    private = tfdp_rec.make_private(model, (IDS, Y), **SETTINGS)
+    private.fit(verbose=0)
+    assert model.evaluate(IDS, Y, verbose=0) != before and len(model.predict(IDS, verbose=0)) == ROWS
+    with pytest.warns(UserWarning, match="not private"):
+        model.fit(IDS, Y, verbose=0)
+
+
 def test_users_give_one_of_their_rows_drawn_anew():
     users = np.array([f"user {n}" for n in np.arange(ROWS) % 150])
     labels, weights = np.arange(ROWS, dtype="float32")[:, None], np.arange(ROWS, dtype="float32")

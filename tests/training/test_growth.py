@@ -361,18 +361,3 @@ def test_a_two_tower_takes_in_items_and_scores_the_others_as_before():
         model.grow([318])
     with pytest.raises(ValueError, match="5 positive numbers"):
         model.grow([50], prior=[1, 2])
-
-
-def test_a_two_tower_forgets_items(tmp_path):
-    model = two_tower()
-    smaller = model.forget([296])
-    assert smaller.vocabulary.tolist() == [318, 593, 356]
-    told = np.asarray(smaller(np.array([[1, 3], [2, 0]])))  # 318 and 356; 593
-    same = np.asarray(model(np.array([[1, 4], [3, 0]])))[:, [0, 2, 3]]
-    np.testing.assert_allclose(told - told[:, :1], same - same[:, :1], atol=1e-5)
-    for wrong in ([1], [296, 2], model.vocabulary):
-        with pytest.raises(ValueError):
-            model.forget(wrong)
-    gone = np.asarray(model.context_table.embeddings)[2]
-    for held in smaller.get_weights():
-        assert not any(np.array_equal(row, gone) for row in np.atleast_2d(held))

@@ -48,8 +48,7 @@ def run(args: argparse.Namespace) -> int:
     signatures = loaded.signatures
     if "top_k" not in signatures:
         raise ValueError(
-            f"{folder} was written by an older version, or not by tfdp-rec: write its servable anew with tfdp-rec "
-            "export, from the model.keras or recommender.npz beside it."
+            f"{folder} was not written by tfdp-rec: write its servable with tfdp-rec export."
         )
     usual = signatures["serving_default"]
     kind = usual.structured_input_signature[1]["history"].dtype

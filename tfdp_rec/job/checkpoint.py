@@ -53,14 +53,12 @@ from tfdp_rec.job.run_folder import (
     SEATS_NEXT,
     RunFolder,
     find,
-    refuse_half_forgotten,
 )
 from tfdp_rec.job.settings import ELSEWHERE, JobSettings
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.spending.ledger import Ledger, Mark, Snapshot, read
 
 LOG, RUN = "log", "run.json"
-FORGOTTEN = "items forgotten"  # label of a note: what a run keeps elsewhere has items that are to be gone
 TIMELINES = "timelines"  # what a cluster's workers read, as long as a training lasts
 NOTHING, RESUMABLE, LOST = "nothing was paid", "all that was paid for is kept", "what was paid for was not kept"
 Loaded = TypeVar("Loaded")
@@ -104,7 +102,6 @@ class RunCheckpoint:
         self.seats = ""  # the list of seats of this day, by its id; empty until they are taken
         self._since, self._marks = dict[str, int](), dict[str, Any]()  # by path in the run folder
         _refuse_released(self.out, self.directory)
-        refuse_half_forgotten(self.out)
         self.folder = RunFolder(self.out)
         hold(self.directory)
 
@@ -148,8 +145,7 @@ class RunCheckpoint:
         except (AttributeError, KeyError, TypeError, ValueError) as problem:
             path = pathlib.Path(directory) / RUN
             raise ValueError(
-                f"{path} was changed, or is of version 0.2: put it back from a backup, or go on with that version "
-                f"({problem})."
+                f"{path} was changed: put it back from a backup ({problem})."
             ) from None
         now = given(before)
         now.refuse_other(before, directory)
@@ -204,8 +200,6 @@ class RunCheckpoint:
             self._since[path] = self._since[path] or ledger.mark.lines
         elif mark and any(paid.number >= mark["lines"] and paid.label in LABELS.values() for paid in ledger.paid):
             gone_on = not _lost(ledger.paid, 0, self.directory)
-        elif mark:
-            gone_on = bool(ledger.notes(FORGOTTEN, since=mark["lines"] - 1))
         if gone_on:
             raise ValueError(
                 f"{self.out} has gone on since this was begun in {self.directory}, so that nothing is left to do here: "
@@ -359,9 +353,7 @@ def state(directory: pathlib.Path) -> str:
             return NOTHING  # it is done, or another day was added since
         for path in run["ledgers"]:
             since = run["since"].get(path, 0)
-            # The released one's may stand where an older version wrote it.
-            ledger = find(run["out"], LEDGER) if path == f"{RELEASE}/{LEDGER}" else pathlib.Path(run["out"]) / path
-            paid = [each for each in read(ledger).paid if each.number >= since]
+            paid = [each for each in read(pathlib.Path(run["out"]) / path).paid if each.number >= since]
             if _lost(paid, since, directory):
                 return LOST
             found = RESUMABLE if paid else found

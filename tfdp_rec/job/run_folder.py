@@ -1,11 +1,9 @@
 """A folder for everything one run leaves behind, in two parts, so that copying one of them gives nothing else away.
 
-    RUN/release/    what the statement's ε covers, and public files: the servable, the statement, the ledger, a card
-    RUN/private/    what was computed from users' data without noise, or tells where they are: the report, results, the
-                    ledgers of recommenders that were only compared, the days that users' rows counted on, what a run
-                    needs to be resumed; 0700, files 0600
-
-Runs of older versions have all of it in RUN itself. They are read as they are, and put in order when one goes on.
+RUN/release/    what the statement's ε covers, and public files: the servable, the statement, the ledger, a card
+RUN/private/    what was computed from users' data without noise, or tells where they are: the report, results, the
+ledgers of recommenders that were only compared, the days that users' rows counted on, what a run
+needs to be resumed; 0700, files 0600
 """
 
 from __future__ import annotations
@@ -17,21 +15,14 @@ import pathlib
 import uuid
 from typing import Any
 
-from tfdp_rec.files import Path, only_for_owner, sync_entry, writing
+from tfdp_rec.files import Path, writing
 
 RELEASE, PRIVATE, RESUME, LEDGERS = "release", "private", "resume", "ledgers"
-FORGETTING, READY = "forgetting", "ready"  # new files of a run that forgets items; all of them are there
 CONFIG, LEDGER, SERVABLE, STATEMENT, RELEASED, MODEL = (
     "config.json", "ledger.jsonl", "servable", "statement.txt", "released.npz", "model.keras"
 )  # fmt: skip
 SEATS, SEATS_NEXT = "seats.parquet", "seats.parquet.next"
 FINAL = (CONFIG, SERVABLE, STATEMENT, RELEASED)  # a folder with any of them holds a run
-# What older versions wrote into RUN itself, and where it belongs.
-_RELEASED = (SERVABLE, STATEMENT, LEDGER, RELEASED, MODEL, "recommender.npz", "titles.json", "servable.txt")
-_NOT_RELEASED = (
-    "report.html", "report.md", "recall_at_k.png", "loss.png", "recall.png", "epsilon.png", "results.json",
-    "step_times.json", "metrics.jsonl", "tensorboard", CONFIG,
-)  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +46,7 @@ class FolderPart:
 
 
 class RunFolder:
-    """One run's folder, made if it is not there; one of an older version is put in order.
+    """One run's folder, made if it is not there.
 
     Example:
         >>> import tempfile
@@ -79,7 +70,6 @@ class RunFolder:
             raise OSError(
                 problem.errno, f"--out: nothing can be written to {self.path} ({problem.strerror}). Give another --out."
             ) from problem
-        _put_in_order(self.path)
 
     def remove_if_empty(self) -> None:
         """Removes what of it holds nothing."""
@@ -101,31 +91,11 @@ class RunFolder:
 
 
 def find(run: Path, name: str) -> pathlib.Path:
-    """Path of a file of a run: in its part of the folder, or, in one of an older version, in the folder itself."""
-    old, new = pathlib.Path(run) / name, pathlib.Path(run) / (PRIVATE if name in _NOT_RELEASED else RELEASE) / name
-    return old if old.exists() and not new.exists() else new
-
-
-def refuse_half_forgotten(run: Path) -> None:
-    """Raises if items were being removed from a run when the process ended."""
-    if (pathlib.Path(run) / PRIVATE / FORGETTING / READY).exists():
-        raise ValueError(
-            f"Items were being removed from {run} when the process ended. End it by tfdp-rec forget {run}."
-        )
+    """Path of a file of a run, in its part of the folder."""
+    return pathlib.Path(run) / (PRIVATE if name == CONFIG else RELEASE) / name
 
 
 def servable_in(folder: Path) -> pathlib.Path:
     """The SavedModel of a run folder, or of its released part; the folder itself, if it is one."""
     path = pathlib.Path(folder)
     return path if (path / "saved_model.pb").is_file() else find(path, SERVABLE)
-
-
-def _put_in_order(run: pathlib.Path) -> None:
-    """Moves what an older version wrote into its part; what was moved before a crash stays moved."""
-    old = [name for name in (*_RELEASED, *_NOT_RELEASED) if (run / name).exists() and find(run, name) == run / name]
-    for name in old:
-        os.rename(run / name, run / (PRIVATE if name in _NOT_RELEASED else RELEASE) / name)
-        if name in _NOT_RELEASED:
-            only_for_owner(run / PRIVATE / name)
-    for folder in (run / RELEASE, run / PRIVATE, run) if old else ():
-        sync_entry(os.fspath(folder))

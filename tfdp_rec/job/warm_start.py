@@ -62,8 +62,8 @@ class WarmStart:
         path = find(folder, RELEASED)
         if not path.exists():
             raise ValueError(
-                f"{folder} has no {RELEASED}, what it released, so that there is nothing to add a day to: it was made "
-                "before runs kept it, or was cut off. Begin another run with --days."
+                f"{folder} has no {RELEASED}, what it released, so that there is nothing to add a day to: it was "
+                "cut off. Begin another run with --days."
             )
         return cls.read(path)
 
@@ -82,8 +82,8 @@ class WarmStart:
     def refuse_another_model(path: Path, model: Path) -> None:
         """Refuses a model beside the file that is not the one of its run, whose items are others."""
         with np.load(path, allow_pickle=False) as file:
-            named = str(file["model"]) if "model" in file else None  # older versions wrote none
-        if named not in (None, digest(model)):
+            named = str(file["model"])
+        if named != digest(model):
             raise ValueError(
                 f"{model} is not the model that {path} was written with, and its items may be others. If it is of "
                 "another run, export it from that run's folder; if a day of this run was cut off, resume it first; if "
@@ -101,8 +101,7 @@ class WarmStart:
                 mark = Mark(**json.loads(str(file["mark"])))
         except _BROKEN as problem:
             raise _changed(path, problem) from None
-        titles = table["title"].to_pylist() if "title" in table.column_names else []  # older versions wrote none
-        pairs = zip(table["item"].to_pylist(), titles)
+        pairs = zip(table["item"].to_pylist(), table["title"].to_pylist())
         return cls(Items(table["item"].combine_chunks()), mark, release, {i: t for i, t in pairs if t is not None})
 
 

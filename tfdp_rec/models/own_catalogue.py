@@ -1,4 +1,4 @@
-"""A catalogue that items join and leave, for models with a row of each item in their tables.
+"""A catalogue that items join, for models with a row of each item in their tables.
 
 The model that has other items is a second one (`PrivateTraining.grow_into`), which goes on where the first one stopped.
 """
@@ -19,7 +19,7 @@ Model = TypeVar("Model", bound="OwnCatalogue")
 
 
 class OwnCatalogue:
-    """Mix-in, ahead of `PrivateTraining`: `grow` and `forget` of models made by `vocabulary` and `prior`."""
+    """Mix-in, ahead of `PrivateTraining`: `grow` of models made by `vocabulary` and `prior`."""
 
     vocabulary: NDArray[np.int64]
     prior: NDArray[np.float64]
@@ -58,32 +58,6 @@ class OwnCatalogue:
         usual = np.append(self.prior, np.full(len(joining), self.prior.min()))
         places = np.append(np.arange(len(self.vocabulary)), np.full(len(joining), -1))
         return self._going_on(ids, usual if prior is None else prior, places)
-
-    def forget(self: Model, ids: Sequence[int], numbered: bool = False) -> Model:
-        """A model without some items, which goes on where this one stopped; their rows are in no file of it.
-
-        Args:
-            ids: Raw ids of the items that leave.
-            numbered: Whether the items that stay have the numbers 1, 2, ... as ids, instead of their own.
-
-        Returns:
-            The model of fewer items.
-
-        Raises:
-            ValueError: An id is unknown, or no item would stay.
-
-        Example:
-            >>> import tfdp_rec
-            >>> model = tfdp_rec.models.TwoTower(vocabulary=[318, 296, 593], width=4, hidden=0)
-            >>> model.forget([318]).vocabulary.tolist()
-            [296, 593]
-        """
-        leaving = np.isin(self.vocabulary, ids)
-        if leaving.sum() != len(np.unique(ids)):
-            raise ValueError(f"Not in the catalogue: {np.setdiff1d(ids, self.vocabulary).tolist()[:5]}.")
-        stay = np.flatnonzero(~leaving)
-        ids_that_stay = np.arange(1, 1 + len(stay)) if numbered else self.vocabulary[stay]
-        return self._going_on(ids_that_stay, self.prior[stay], stay)
 
     def _going_on(self: Model, ids: Any, prior: Any, places: NDArray[np.int64]) -> Model:
         """A model of these items that goes on from this one, which has them at these places; −1 for new ones."""

@@ -16,7 +16,6 @@ so that they add up to d, as without order, and stand in the same relation to th
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import functools
 import math
@@ -151,17 +150,11 @@ class SpectralRecommender:
 
         Raises:
             RuntimeError: Nothing was released yet.
-            ValueError: The sums are of a run, whose ledger knows the whole cost, or their file is of an earlier version
-                and does not tell what each fit cost.
+            ValueError: The sums are of a run, whose ledger knows the whole cost.
         """
         self._check_fitted()
         made = self.released
         self._refuse_of_run()
-        if len(made.multipliers) != made.fits or not np.isfinite(made.multipliers).all():
-            raise ValueError(
-                "The file of these sums is of an earlier version, and does not tell what each of its fits cost: give "
-                "these costs as (event, label) pairs, spent=."
-            )
         fits = zip(made.multipliers.tolist(), made.names.tolist(), strict=True)
         kind = GaussianDpEvent if made.private else lambda noise: NonPrivateDpEvent()
         return [(kind(noise), f"private sums {name}") for noise, name in fits]
@@ -323,37 +316,6 @@ class SpectralRecommender:
         """Computes weights, prior and overlap from the release."""
         self.weights, self.prior, self.overlap = _estimates(made)
 
-    def forget(self, item_ids: ArrayLike) -> SpectralRecommender:
-        """The recommender without some items, of whose counts and pairs nothing is left; it costs nothing.
-
-        Args:
-            item_ids: Raw ids of the items that leave.
-
-        Returns:
-            The recommender of the others.
-
-        Raises:
-            ValueError: An id is unknown, or no item would stay.
-
-        Example:
-            >>> histories = [[10, 20]] * 200 + [[30, 40]] * 200
-            >>> recommender = SpectralRecommender([10, 20, 30, 40], epsilon=8.0, delta=1e-4).fit(histories, verbose=0)
-            >>> recommender.forget([20]).item_ids.tolist()
-            [10, 30, 40]
-        """
-        self._check_fitted()
-        leaving = np.flatnonzero(np.isin(self.catalogue.ids, item_ids))
-        if len(leaving) != len(np.unique(np.asarray(item_ids))):
-            raise ValueError(f"Not in the catalogue: {np.setdiff1d(item_ids, self.catalogue.ids).tolist()[:5]}.")
-        other = copy.copy(self)
-        other.catalogue = Catalogue(np.delete(self.catalogue.ids, leaving))
-        if self._vectors is not None:
-            other._vectors = self._vectors[np.setdiff1d(np.arange(len(self.catalogue)), leaving)]
-        other.released, other._before = self.released.without(leaving), Release()
-        vars(other).pop("_weighed_shares", None)
-        other._conclude(other.released)
-        return other
-
     # Answering.
 
     def scores(self, histories: Iterable[ArrayLike]) -> NDArray[np.float32]:
@@ -480,11 +442,10 @@ class SpectralRecommender:
         """The recommender that `save` wrote. It answers, exports and states its guarantee; it is not fitted again."""
         try:
             with np.load(filepath, allow_pickle=False) as file:
-                names = {*_KEPT, "item_ids"} - ({"overlap", "users_private"} - set(file))  # 0.3.0 knew neither
+                names = {*_KEPT, "item_ids"}
                 kept = {name: file[name] if file[name].ndim else file[name].item() for name in names}
                 released, kept["_vectors"] = Release.from_arrays(file), vectors_of(file)
                 released = dataclasses.replace(released, of_run=released.of_run or "mark" in file)
-                kept.setdefault("overlap", np.zeros(len(released.head), np.float32))
         except (AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
             raise ValueError(f"{filepath} holds no recommender that `save` wrote: {problem}.") from problem
         arguments = ("item_ids", "noise_multiplier", "delta", "recency", "users_private")

@@ -47,7 +47,7 @@ class Release:
         votes: Noisy sum of the votes on order (`tfdp_rec.spectral.order`) of the first fit.
         votes_noise: Standard deviation of its noise; 0 if there was no vote.
         private: Whether all noise came from the operating system's entropy.
-        multipliers: Noise multiplier of the one Gaussian that each fit cost; NaN for those of versions before 0.4.
+        multipliers: Noise multiplier of the one Gaussian that each fit cost.
         names: A name of each fit, which no other has.
         of_run: Whether a fit was part of a run, whose ledger alone knows what else it has cost.
 
@@ -129,19 +129,6 @@ class Release:
         noise[stay] = np.hypot(self.pairs_noise[before], sigma)
         return dataclasses.replace(self, head=head, pairs=total, pairs_noise=noise, ordered=ordered)
 
-    def without(self, places: NDArray[np.int64]) -> Release:
-        """The release without the items at these places of the catalogue: no count and no pair of them is left."""
-        stay = np.setdiff1d(np.arange(len(self.counts)), places)
-        rows = np.flatnonzero(np.isin(self.head, stay))
-        return dataclasses.replace(
-            self,
-            counts=self.counts[stay],
-            counts_noise=self.counts_noise[stay],
-            head=np.searchsorted(stay, self.head[rows]),
-            pairs=np.ascontiguousarray(self.pairs[np.ix_(rows, rows)]),
-            pairs_noise=self.pairs_noise[rows],
-        )
-
     # Files.
 
     def arrays(self) -> dict[str, Any]:
@@ -151,13 +138,5 @@ class Release:
     @classmethod
     def from_arrays(cls, file: Mapping[str, Any]) -> Release:
         """The inverse of `arrays`."""
-        # 0.3.0 knew no order, and versions before 0.4 did not note what each fit cost.
-        older = {"ordered", "votes", "votes_noise", "multipliers", "names", "of_run"}
-        older -= {name.removeprefix("released_") for name in file}
-        names = {field.name for field in dataclasses.fields(cls)} - older
-        found = {name: file[f"released_{name}"] for name in names}
-        made = cls(**{name: value if value.ndim else value.item() for name, value in found.items()})
-        if "multipliers" not in older:
-            return made
-        unknown = np.full(made.fits, math.nan), np.full(made.fits, "")
-        return dataclasses.replace(made, multipliers=unknown[0], names=unknown[1])
+        found = {field.name: file[f"released_{field.name}"] for field in dataclasses.fields(cls)}
+        return cls(**{name: value if value.ndim else value.item() for name, value in found.items()})

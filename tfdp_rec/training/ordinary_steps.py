@@ -51,7 +51,7 @@ def warn_not_private(model: Any, way_out: str = _COMPILE) -> None:
 
 
 def watch(model: keras.Model) -> None:
-    """Counts all further steps of a plain Keras model that shares layers with a private one."""
+    """Counts all further steps of a plain Keras model that shares layers with a private one, without XLA."""
     # The methods are replaced on the instance: the user's code holds this object, of a class without this package's.
     train_step, fit, train_on_batch = model.train_step, model.fit, model.train_on_batch
 
@@ -68,4 +68,6 @@ def watch(model: keras.Model) -> None:
         return run
 
     vars(model).update(train_step=counted_step, fit=counted(fit), train_on_batch=counted(train_on_batch))
-    model.train_function = None
+    # Keras compiles with XLA where there is a GPU, and XLA drops the checks of a table's reads.
+    model.jit_compile = False
+    model.train_function = model.test_function = model.predict_function = None
