@@ -393,24 +393,6 @@ def test_nothing_private_is_kept_in_what_is_handed_on(small, tmp_path, capsys, k
     assert train(*small[:-1], tmp_path / "other" / "release" / "run") == 2
 
 
-def older(run):
-    """The layout of older versions."""
-    for part in ("release", "private"):
-        for path in (run / part).iterdir():
-            path.rename(run / path.name)
-        (run / part).rmdir()
-
-
-def test_a_run_folder_of_an_older_version_is_read_and_continued(small, tmp_path, log, run, monkeypatch, capsys):
-    assert train(*small, "--days", "2") == 0
-    older(tmp_path / "run")
-    assert train(*small) == 2 and "holds another run" in capsys.readouterr().err
-    assert train("--continue", tmp_path / "run", "--data", tmp_path / "logs" / "*.csv", "--quiet") == 0
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["private", "release"]
-    assert labels(tmp_path / "run") == 2 * SUMS and WarmStart.load(tmp_path / "run").release.fits == 2
-    assert {path.stat().st_mode & 0o77 for path in (tmp_path / "run" / "private").rglob("*")} == {0}
-
-
 # Signals.
 
 
