@@ -13,7 +13,6 @@ import http.client
 import json
 import resource
 import tempfile
-import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -38,7 +37,7 @@ def run(args: argparse.Namespace) -> int:
     import tensorflow as tf
 
     from tfdp_rec.data import Items
-    from tfdp_rec.serving import Served, export
+    from tfdp_rec.serving import Served, Server, export
 
     for count in map(int, args.items):
         with tempfile.TemporaryDirectory() as folder:
@@ -56,7 +55,8 @@ def run(args: argparse.Namespace) -> int:
                 _show("SavedModel", batch, args.times, functools.partial(model.signatures["top_k"], **asked))
                 if count * batch <= _MOST_SCORES:
                     _show("every item scored", batch, min(args.times, 10), _two_tower(count, batch))
-                _show("HTTP", batch, args.times, _http(served, histories))
+                with Server(served, port=0) as server:
+                    _show("HTTP", batch, args.times, _http(server.port, histories))
             print(f"{'':20} at most {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20:.1f} GB", flush=True)
     return 0
 
@@ -94,12 +94,8 @@ def _two_tower(count: int, batch: int) -> Callable[[], Any]:
     return best
 
 
-def _http(served: Any, histories: list[list[str]]) -> Callable[[], Any]:
-    from tfdp_rec.serving import Server
-
-    server = Server(served, port=0)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port)
+def _http(port: int, histories: list[list[str]]) -> Callable[[], Any]:
+    connection = http.client.HTTPConnection("127.0.0.1", port)
     body = json.dumps({"signature_name": "top_k", "inputs": {"history": histories, "k": 10}})
 
     def ask() -> bytes:

@@ -5,7 +5,6 @@ import fcntl
 import http.client
 import json
 import shutil
-import threading
 
 import numpy as np
 import pyarrow as pa
@@ -103,14 +102,12 @@ def test_three_days_are_one_ledger_one_recommender_and_no_more_than_one_budget(d
 @pytest.mark.slow
 def test_a_continued_run_is_served(days, root):
     assert further(root, days, 1) == 0
-    server = Server(Served(str(root / "run" / "release" / "servable")), port=0)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
     inputs = {"history": [["sku-30"]], "k": 2, "allowed": ["new-1", "sku-31"]}
-    connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=60)
     body = json.dumps({"signature_name": "among", "inputs": inputs})
-    connection.request("POST", "/v1/models/recommender:predict", body)
-    found = json.loads(connection.getresponse().read())
-    server.shutdown()
+    with Server(Served(str(root / "run" / "release" / "servable")), port=0) as server:
+        connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=60)
+        connection.request("POST", "/v1/models/recommender:predict", body)
+        found = json.loads(connection.getresponse().read())
     assert set(found["outputs"]["ids"][0]) == {"new-1", "sku-31"}
 
 

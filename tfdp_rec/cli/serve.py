@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
+import importlib.util
 import threading
 
 from tfdp_rec import quiet
@@ -15,7 +17,7 @@ HELP = """\
 
 RUN is a folder that `tfdp-rec train` or `model.export` wrote. The interface is TensorFlow Serving's REST interface, so
 that TensorFlow Serving answers the same requests (docs/serving.md). By default the server listens to this machine
-alone. It writes no log of requests, and ends on SIGTERM or Ctrl-C.
+alone. It writes no log of requests. On SIGTERM or Ctrl-C it answers what was asked, and ends.
 """
 
 
@@ -32,6 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
+    if importlib.util.find_spec("uvicorn") is None:
+        raise ValueError("uvicorn is missing; install it with  pip install 'tfdp-rec[serve]'.")
     quiet.import_tensorflow()
     from tfdp_rec.job.run_folder import servable_in
     from tfdp_rec.serving.rest import Served
@@ -39,13 +43,7 @@ def run(args: argparse.Namespace) -> int:
 
     served = Served(servable_in(args.folder))
     server = Server(served, args.name, args.host, args.port, args.open_to_the_network)
-    try:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
+    with server, contextlib.suppress(KeyboardInterrupt):  # which SIGTERM is, too
         print(f"tfdp-rec serve: {args.folder} at {server.url}:predict (Ctrl-C ends it)", flush=True)
         threading.Event().wait()
-    except KeyboardInterrupt:  # which SIGTERM is, too
-        pass
-    finally:
-        server.shutdown()
-        server.server_close()
     return 0

@@ -16,17 +16,20 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
+import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.datasets.log import NO_ITEM
 
 DEFAULT, _SAVED_MODEL = "serving_default", "saved_model.pb"
-_MOST_CELLS = 2**22  # histories times the longest of them, or the items allowed: the memory of an answer
+_MOST_DEPTH = 32  # of lists in lists
+_MOST_CELLS = 2**22  # histories times the longest of them, or the items allowed
+_ROWS_AT_ONCE, _CELLS_AT_ONCE = 64, 2**16  # that the model answers: the memory of an answer
 _MOST_VALUES = 2**17  # of an answer, each some tens of bytes of JSON
 _NO_ITEM = {tf.string: "", tf.int64: NO_ITEM}  # they fill up short histories
 _KINDS = {tf.string: "texts", tf.int64: "whole numbers", tf.int32: "whole numbers", tf.float32: "numbers"}
@@ -35,7 +38,34 @@ _KINDS = {tf.string: "texts", tf.int64: "whole numbers", tf.int32: "whole number
 class BadRequest(ValueError):
     """A request that cannot be answered; the message says why."""
 
-    status = HTTPStatus.BAD_REQUEST
+    def __init__(self, words: str, status: HTTPStatus = HTTPStatus.BAD_REQUEST):
+        super().__init__(words)
+        self.status = status
+
+
+def parsed(text: bytes | bytearray) -> Any:
+    """A request as JSON, its lists not nested too deep for the recursive functions that read them."""
+    try:
+        found = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as problem:
+        raise BadRequest(f"The request is not JSON: {_in_short(problem)}.") from None
+    level = [found]
+    for _ in range(_MOST_DEPTH):
+        inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
+        level = [part for parts in inner for part in parts]
+    if level:
+        raise BadRequest(f"The request has lists more than {_MOST_DEPTH} deep.")
+    return found
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    if len(found := dict(pairs)) < len(pairs):
+        raise ValueError("an object has a name twice.")
+    return found
+
+
+def _refuse_constant(word: str) -> NoReturn:
+    raise ValueError(f"{word} is no number.")
 
 
 class Served:
@@ -55,6 +85,7 @@ class Served:
             raise FileNotFoundError(f"{Path(folder).parent} holds no exported model (expected {folder}).")
         self._loaded = tf.saved_model.load(str(folder))
         self._signatures = dict(self._loaded.signatures)
+        self._recommends = "ragged" in self._signatures  # by `own_ids.py`
         self.most_rows, self.most_answers = most_rows, most_answers
 
     def predict(self, request: Any) -> dict[str, Any]:
@@ -83,42 +114,63 @@ class Served:
 
     def _signature(self, name: Any) -> Any:
         if not isinstance(name, str) or name not in self._signatures:
-            raise BadRequest(f"There is no signature {name!r}; there are {', '.join(sorted(self._signatures))}.")
+            known = ", ".join(sorted(self._signatures))
+            raise BadRequest(f"There is no signature {repr(name)[:60]}; there are {known}.")
         return self._signatures[name]
 
     def _answer(self, signature: Any, specs: Mapping[str, tf.TensorSpec], given: Mapping[str, Any]) -> dict[str, Any]:
         if set(given) != set(specs):
             got = ", ".join(given) or "nothing"
             raise BadRequest(f"This signature takes {', '.join(specs)}, got {got[:200]}.")
-        # A recommender (`own_ids.py`) leaves out unknown ids.
-        may_differ = ("history",) if "ragged" in self._signatures else ()
         tensors = {
-            name: (_filled_up if name in may_differ and spec.dtype in _NO_ITEM else _tensor)(name, given[name], spec)
+            name: (_ragged if self._recommends and name == "history" else _tensor)(name, given[name], spec)
             for name, spec in specs.items()
         }
         self._refuse_too_much(tensors)
         try:
-            outputs = signature(**tensors)
+            found = [signature(**some) for some in (_slices(tensors) if self._recommends else [tensors])]
         except (tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError) as problem:
             raise BadRequest(f"The model refuses the request: {_in_short(problem)}.") from problem
+        outputs = found[0]
+        if len(found) > 1:
+            outputs = {name: tf.concat([each[name] for each in found], axis=0) for name in outputs}
         if sum(int(tf.size(value)) for value in outputs.values()) > _MOST_VALUES:
             raise BadRequest("The answer is too long: ask for fewer rows at once.")
         return {name: _plain(value) for name, value in sorted(outputs.items())}
 
-    def _refuse_too_much(self, tensors: Mapping[str, tf.Tensor]) -> None:
+    def _refuse_too_much(self, tensors: Mapping[str, Any]) -> None:
         # Before the model runs: a request of few bytes may ask for an answer of gigabytes, by k or by lengths.
-        lengths = tensors.get("lengths", tf.zeros([0], tf.int32))
-        sizes = [value.shape.as_list() for value in tensors.values() if value.shape.rank == 2]
-        rows = max([size[0] for size in sizes] + [len(lengths)])
-        columns = max([size[1] for size in sizes] + [*lengths.numpy().tolist(), len(tensors.get("allowed", []))] + [1])
+        if self._recommends:
+            lengths = tensors["lengths"] if "lengths" in tensors else tensors["history"].row_lengths()
+            sizes = [(len(lengths), max([*lengths.numpy().tolist(), len(tensors.get("allowed", [])), 1]))]
+        else:
+            sizes = [tuple(value.shape) for value in tensors.values() if value.shape.rank == 2] or [(0, 0)]
+        rows, columns = map(max, zip(*sizes))
         if rows > self.most_rows:
             raise BadRequest(f"{rows} histories in one request; at most {self.most_rows} are answered.")
         if rows * columns > _MOST_CELLS:
             raise BadRequest(f"{rows} histories of {columns} items are too much for one request: send several.")
-        if "k" in tensors and not 1 <= int(tensors["k"]) <= self.most_answers:
-            raise BadRequest(f"k must be between 1 and {self.most_answers}, got {int(tensors['k'])}.")
-        if "k" in tensors and 3 * rows * int(tensors["k"]) > _MOST_VALUES:
-            raise BadRequest(f"{rows} times {int(tensors['k'])} items are too much for one answer: send several.")
+        k = int(tensors.get("k", 1)) if self._recommends else 1
+        if not 1 <= k <= self.most_answers:
+            raise BadRequest(f"k must be between 1 and {self.most_answers}, got {k}.")
+        if 3 * rows * k > _MOST_VALUES:
+            raise BadRequest(f"{rows} times {k} items are too much for one answer: send several.")
+
+
+def _slices(tensors: Mapping[str, Any]) -> Iterator[dict[str, tf.Tensor]]:
+    """The same question of some histories at a time, to bound memory: they are filled up to the longest of them."""
+    flat = "lengths" in tensors
+    rows = tf.RaggedTensor.from_row_lengths(tensors["items"], tensors["lengths"]) if flat else tensors["history"]
+    widths, start = np.maximum(rows.row_lengths(), len(tensors.get("allowed", []))), 0
+    while start < max(1, len(widths)):
+        widest = np.maximum.accumulate(widths[start : start + _ROWS_AT_ONCE])
+        cells = widest * np.arange(1, len(widest) + 1)
+        stop = start + max(1, int(np.searchsorted(cells, _CELLS_AT_ONCE, "right")))
+        some, start = rows[start:stop], stop
+        if flat:
+            yield {**tensors, "items": some.values, "lengths": tf.cast(some.row_lengths(), tf.int32)}
+        else:
+            yield {**tensors, "history": some.to_tensor(_NO_ITEM[some.dtype])}
 
 
 def inputs_of(signature: Any) -> dict[str, tf.TensorSpec]:
@@ -144,16 +196,12 @@ def _columns_of_rows(rows: Any, specs: Mapping[str, tf.TensorSpec]) -> dict[str,
     return {name: [row[name] for row in rows] for name in specs}
 
 
-def _filled_up(name: str, histories: Any, spec: tf.TensorSpec) -> tf.Tensor:
-    """A tensor from lists of different lengths."""
+def _ragged(name: str, histories: Any, spec: tf.TensorSpec) -> Any:
+    """A ragged tensor from lists of different lengths."""
     if not isinstance(histories, list) or not all(isinstance(each, list) for each in histories):
         return _tensor(name, histories, spec)
-    longest = max(map(len, histories), default=0)
-    if len(histories) * longest > _MOST_CELLS:
-        raise BadRequest(f"{len(histories)} histories of {longest} items are too much for one request: send several.")
     entries = _tensor(name, [entry for each in histories for entry in each], tf.TensorSpec([None], spec.dtype))
-    ragged = tf.RaggedTensor.from_row_lengths(entries, tf.constant([len(each) for each in histories], tf.int64))
-    return ragged.to_tensor(_NO_ITEM[spec.dtype])
+    return tf.RaggedTensor.from_row_lengths(entries, tf.constant([len(each) for each in histories], tf.int64))
 
 
 def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
