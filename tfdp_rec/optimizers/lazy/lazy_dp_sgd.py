@@ -41,7 +41,7 @@ from tfdp_rec.demands import Check, demand
 from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
-from tfdp_rec.optimizers.lazy.pending import Debt, History, Owed, Pending, RowMarks, pending, weights_on
+from tfdp_rec.optimizers.lazy.pending import Debt, History, Owed, Pending, RowMarks, pending, step_on, weights_on
 from tfdp_rec.optimizers.rules import Recursion, Rows
 from tfdp_rec.optimizers.tables import CHUNK_VALUES, Operations, Table, after
 from tfdp_rec.refused import NotPrivate
@@ -317,9 +317,9 @@ def _largest_velocity(table: Table) -> float:
 
 
 def _stepped(recursion: Recursion, rows: Rows, noisy: tf.Tensor, rate: tf.Tensor, grid: tf.Tensor) -> Rows:
-    """Rows after a step that has its noise: weights on the grid."""
+    """Rows after a step that has its noise, on the grid."""
     wide = tuple(tf.cast(each, tf.float64) for each in rows)
-    return weights_on(grid, recursion.step(wide, noisy, tf.cast(rate, tf.float64)))
+    return weights_on(grid, step_on(grid, recursion, wide, noisy, tf.cast(rate, tf.float64)))
 
 
 def _steps_of(table: Table) -> Recursion:
