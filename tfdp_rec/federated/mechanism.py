@@ -43,8 +43,9 @@ from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize
 
-from tfdp_rec.federated.grid import on_grid, step_of, whole_gaussian, whole_laplace
+from tfdp_rec.federated.grid import on_grid, whole_gaussian, whole_laplace
 from tfdp_rec.noise import words
+from tfdp_rec.noise.words import step_of
 from tfdp_rec.pricing import profiles
 from tfdp_rec.pricing.events import PaddedDpEvent, PureDpEvent
 from tfdp_rec.pricing.profiles import Number, deamplify, gaussian_delta
