@@ -434,15 +434,6 @@ def test_a_device_that_begins_a_ledger_says_so_in_its_log(update, world, tmp_pat
     assert begun == [True, False, True, True]
 
 
-def test_a_ledger_that_names_news_by_rows_is_refused_in_words(update, world, tmp_path):
-    settings = {"labels": [{"candidates": [3, 1, 2], "position": 1}]}
-    with Ledger(tmp_path / "ledger.jsonl", UNIT, DATA, REPLACE) as old:
-        old.pay(PureDpEvent(1.0), label="labels", settings=settings, about=("label 0123456789abcdef",))
-        (tmp_path / "ledger.jsonl.mark").write_text(json.dumps(dataclasses.asdict(old.mark)))
-    with pytest.raises(BrokenLedger, match="by their rows in a catalogue"):
-        Participant(update(), world.clients[0], allows(tmp_path)).pay_round()
-
-
 @pytest.mark.parametrize(
     "asked",
     [

@@ -336,9 +336,6 @@ def test_an_older_ledger_and_a_second_phone_are_refused(served, tmp_path):
     with pytest.raises(BrokenLedger):
         make(served, tmp_path)
     path.write_bytes(whole)
-    (tmp_path / "ledger.jsonl.clicks").write_text('{"clicks": ["N1"], "draw_key": "", "draw": [], "mark": []}')
-    with pytest.raises(ValueError, match="without their categories"):
-        make(served, tmp_path)
     (tmp_path / "ledger.jsonl.clicks").write_text("{")
     with pytest.raises(ValueError, match="does not hold clicks"):
         make(served, tmp_path)
@@ -371,21 +368,6 @@ def test_payments_whose_clicks_are_gone_are_refused(served, tmp_path):
     (tmp_path / "ledger.jsonl.clicks").unlink()
     with pytest.raises(BrokenLedger, match="gone from beside it"):
         make(served, tmp_path)
-
-
-def test_clicks_as_versions_before_03_kept_them_keep_their_payments(served, tmp_path):
-    phone = make(served, tmp_path)
-    phone.record("N3")
-    phone._ledger.pay(MECHANISM.event, label="answer", about=("0",))
-    phone.record("N4")
-    phone.close()
-    path = tmp_path / "ledger.jsonl.clicks"
-    state = json.loads(path.read_text())
-    path.write_text(json.dumps(state | {"clicks": [click[:2] for click in state["clicks"]]}))
-    phone = make(served, tmp_path)
-    phone.attention()
-    assert [paid.about for paid in phone._ledger.paid] == [("0",), ("0", "1")]
-    phone.close()
 
 
 def test_a_click_recorded_while_an_answer_is_computed_is_kept(served, tmp_path, monkeypatch):

@@ -87,11 +87,11 @@ def test_every_step_of_the_grid_is_reached_from_either_neighbour():
         )
 
 
-@pytest.mark.parametrize("wrong", [{"sensitivity": np.inf}, {"sensitivity": 0.0}, {"noise_multiplier": 0.0},
-                                   {"noise_multiplier": -1.0}, {"noise_multiplier": np.nan}, {"sensitivity": 5e-324}])  # fmt: skip
-def test_what_hides_nothing_is_refused(wrong):
+@pytest.mark.parametrize("name", ["sensitivity", "noise_multiplier"])
+@pytest.mark.parametrize("wrong", [np.inf, -np.inf, np.nan, 0.0, -1.0, 5e-324])
+def test_what_hides_nothing_is_refused(name, wrong):
     with pytest.raises(ValueError, match="sensitivity and noise_multiplier"):
-        release([1.0], **{"sensitivity": 1.0, "noise_multiplier": 1.0, **wrong})
+        release([1.0], **{"sensitivity": 1.0, "noise_multiplier": 1.0, name: wrong})
     with pytest.raises(ValueError, match="finite"):
         release([1.0, np.nan], sensitivity=1.0, noise_multiplier=1.0)
 

@@ -303,19 +303,6 @@ def test_releases_with_and_without_order_are_not_added_up():
     assert added.fit(list(walks(300)), verbose=0).released.fits == 2
 
 
-def test_a_file_of_a_version_without_order_is_read_and_answers_as_it_did(fitted, tmp_path):
-    fitted.save(tmp_path / "now.npz")
-    since = ("released_ordered", "overlap")
-    with np.load(tmp_path / "now.npz") as file:
-        np.savez(tmp_path / "older.npz", **{name: file[name] for name in file if name not in since})
-    older = SpectralRecommender.load(tmp_path / "older.npz")
-    assert not older.ordered
-    one, head = ITEMS[:1], older.released.head
-    expected = older.prior[head] + older.weights[head.tolist().index(0)]
-    np.testing.assert_allclose(older.scores([one])[0, head], expected, rtol=1e-6)
-    np.testing.assert_allclose(fitted.scores([one])[0, head], expected - fitted.overlap, rtol=1e-5, atol=1e-7)
-
-
 # What is refused.
 
 

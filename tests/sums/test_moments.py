@@ -18,10 +18,10 @@ HARD = (-1.0, 1.0, 0.0, 1 - 2**-53, -1 + 2**-30, 1 / 3, np.nan)
 
 def moved(numbers, units=None):
     """The most, in ℓ₂, by which a unit's rows move the sums, over all units: by counting them as no numbers."""
-    whole, ids = grid_moments(numbers, units), np.arange(len(numbers)) if units is None else units
-    lengths = []
-    for each in np.unique(ids):
-        without = np.where((ids == each)[:, None], np.nan, numbers)
+    units = np.arange(len(numbers)) if units is None else units
+    whole, lengths = grid_moments(numbers, units), []
+    for each in np.unique(units):
+        without = np.where((units == each)[:, None], np.nan, numbers)
         lengths.append(float(np.sum((whole - grid_moments(without, units)).astype(float) ** 2)) ** 0.5)
     return max(lengths) / ONE
 

@@ -80,11 +80,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _kept(settings: FederatedSettings, nodes: Nodes) -> Nodes:
-    if list(Path(nodes.ledgers).glob("client-*.json")):
-        raise ValueError(
-            f"{nodes.ledgers} holds ledgers of version 0.1, which do not say what they counted. Choose another "
-            "--ledgers folder; what those clients have spent before is then in no total."
-        )
     if Path(settings.output).exists() and not list(Path(nodes.ledgers).glob("*.jsonl")):
         raise ValueError(
             f"{settings.output} holds weights that clients have paid for, and there is no ledger in {nodes.ledgers}: "

@@ -91,19 +91,11 @@ class State:
             return cls()
         try:
             with open(path, encoding="utf-8") as file:
-                state = cls(**json.load(file))
+                return cls(**json.load(file))
         except (ValueError, TypeError) as problem:
             raise ValueError(
                 f"{path} does not hold clicks: restore it, or remove it and its ledger to forget them."
             ) from problem
-        if any(isinstance(click, str) for click in state.clicks):
-            raise ValueError(
-                f"{path} holds clicks without their categories, as versions before 0.2 did: what was sent exact of "
-                "them is in no ledger. Remove it and its ledger to begin anew, and take all of its clicks as told."
-            )
-        # Before 0.3 a click's place was its id.
-        state.clicks = [[*click, str(n)] if len(click) == 2 else click for n, click in enumerate(state.clicks)]
-        return state
 
 
 class PrivateClient:

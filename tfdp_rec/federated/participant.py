@@ -227,12 +227,6 @@ def _kept_labels(ledger: Ledger) -> Labels:
     kept: Labels = {}
     for paid in ledger.paid:
         for drawn in paid.settings.get("labels", ()):
-            if "label" not in drawn:
-                raise BrokenLedger(
-                    f"{ledger.path} names news by their rows in a catalogue, as versions before 0.2 did: it cannot "
-                    "be known which clicks its labels were about. Begin another ledger, and take what this one has "
-                    "spent off its budget."
-                )
             kept.setdefault(_question(tuple(drawn["candidates"])), []).append(drawn["label"])
     return kept
 

@@ -1,7 +1,8 @@
 """Sources of the unit Gaussians that the mechanisms scale and add.
 
 EntropyNoise is for training, SecureNoise against attacks on floating-point samplers, KeyedNoise for tests; `release`
-adds noise to plain arrays of your own that are released once. docs/privacy-noise.md says what each one promises and what it does not.
+is for plain arrays of your own that are released once. docs/privacy-noise.md says what each one promises and what it
+does not.
 """
 
 from tfdp_rec.lazily import imported_when_asked

@@ -28,10 +28,6 @@ from scipy import special
 WordSource: TypeAlias = Callable[[int], NDArray[np.uint64]]
 """A callable that returns `count` independent, uniform 64-bit words."""
 
-_BITS = 20  # from the scale of the noise down to a step of its grid
-_TERMS = 4
-_LEAST = 2.0**-900  # smaller noise would meet the end of the floats
-
 
 def os_entropy(count: int) -> NDArray[np.uint64]:
     """Words (uint64) from the operating system's cryptographic generator."""
@@ -66,15 +62,12 @@ def gaussian(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
 
 def without_gaps(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Unit Gaussians that reach every step of a grid in very many ways: half the sum of four."""
-    total = np.zeros(shape)
-    for _ in range(_TERMS):
-        total += gaussian(source, shape)
-    return total / _TERMS**0.5
+    return sum((gaussian(source, shape) for _ in range(4)), np.zeros(shape)) / 2.0
 
 
 def step_of(scale: float) -> float:
     """The step of the public grid for noise of a scale: 2^(⌊log₂ scale⌋ − 20)."""
-    return 2.0 ** (math.frexp(scale)[1] - 1 - _BITS)
+    return 2.0 ** (math.frexp(scale)[1] - 21)
 
 
 def release(
@@ -100,16 +93,13 @@ def release(
         (3,)
     """
     exact, scale = np.asarray(values, np.float64), float(sensitivity) * float(noise_multiplier)
-    if not (sensitivity > 0 and noise_multiplier > 0 and math.isfinite(scale) and scale > _LEAST):
+    if not (min(sensitivity, noise_multiplier) > 0 and 2.0**-900 < scale < math.inf and np.isfinite(exact).all()):
         raise ValueError(
-            f"sensitivity and noise_multiplier must be positive and finite, got {sensitivity!r} and "
-            f"{noise_multiplier!r}: bound what one unit may change."
+            "values, sensitivity and noise_multiplier must be finite, and the latter positive: bound what a unit may "
+            f"change; got {sensitivity!r} and {noise_multiplier!r}."
         )
-    if not np.isfinite(exact).all():
-        raise ValueError("values must be finite: no noise hides a number that is not.")
     step = step_of(scale)
-    noisy: NDArray[np.float64] = np.round((exact + scale * without_gaps(source, exact.shape)) / step) * step
-    return noisy
+    return np.asarray(np.round((exact + scale * without_gaps(source, exact.shape)) / step) * step)
 
 
 def bernoulli(source: WordSource, probability: float, shape: tuple[int, ...]) -> NDArray[np.bool_]:

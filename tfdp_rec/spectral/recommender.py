@@ -151,17 +151,13 @@ class SpectralRecommender:
 
         Raises:
             RuntimeError: Nothing was released yet.
-            ValueError: The sums are of a run, whose ledger knows the whole cost, or their file is of an earlier version
-                and does not tell what each fit cost.
+            ValueError: The sums are of a run, whose ledger knows the whole cost.
         """
         self._check_fitted()
         made = self.released
         self._refuse_of_run()
-        if len(made.multipliers) != made.fits or not np.isfinite(made.multipliers).all():
-            raise ValueError(
-                "The file of these sums is of an earlier version, and does not tell what each of its fits cost: give "
-                "these costs as (event, label) pairs, spent=."
-            )
+        if not np.isfinite(made.multipliers).all():
+            raise ValueError("Some of these sums do not tell their cost: give it as (event, label) pairs, spent=.")
         fits = zip(made.multipliers.tolist(), made.names.tolist(), strict=True)
         kind = GaussianDpEvent if made.private else lambda noise: NonPrivateDpEvent()
         return [(kind(noise), f"private sums {name}") for noise, name in fits]
@@ -480,11 +476,9 @@ class SpectralRecommender:
         """The recommender that `save` wrote. It answers, exports and states its guarantee; it is not fitted again."""
         try:
             with np.load(filepath, allow_pickle=False) as file:
-                names = {*_KEPT, "item_ids"} - ({"overlap", "users_private"} - set(file))  # 0.3.0 knew neither
-                kept = {name: file[name] if file[name].ndim else file[name].item() for name in names}
+                kept = {name: file[name] if file[name].ndim else file[name].item() for name in (*_KEPT, "item_ids")}
                 released, kept["_vectors"] = Release.from_arrays(file), vectors_of(file)
                 released = dataclasses.replace(released, of_run=released.of_run or "mark" in file)
-                kept.setdefault("overlap", np.zeros(len(released.head), np.float32))
         except (AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
             raise ValueError(f"{filepath} holds no recommender that `save` wrote: {problem}.") from problem
         arguments = ("item_ids", "noise_multiplier", "delta", "recency", "users_private")

@@ -47,7 +47,7 @@ class Release:
         votes: Noisy sum of the votes on order (`tfdp_rec.spectral.order`) of the first fit.
         votes_noise: Standard deviation of its noise; 0 if there was no vote.
         private: Whether all noise came from the operating system's entropy.
-        multipliers: Noise multiplier of the one Gaussian that each fit cost; NaN for those of versions before 0.4.
+        multipliers: Noise multiplier of the one Gaussian that each fit cost.
         names: A name of each fit, which no other has.
         of_run: Whether a fit was part of a run, whose ledger alone knows what else it has cost.
 
@@ -151,13 +151,5 @@ class Release:
     @classmethod
     def from_arrays(cls, file: Mapping[str, Any]) -> Release:
         """The inverse of `arrays`."""
-        # 0.3.0 knew no order, and versions before 0.4 did not note what each fit cost.
-        older = {"ordered", "votes", "votes_noise", "multipliers", "names", "of_run"}
-        older -= {name.removeprefix("released_") for name in file}
-        names = {field.name for field in dataclasses.fields(cls)} - older
-        found = {name: file[f"released_{name}"] for name in names}
-        made = cls(**{name: value if value.ndim else value.item() for name, value in found.items()})
-        if "multipliers" not in older:
-            return made
-        unknown = np.full(made.fits, math.nan), np.full(made.fits, "")
-        return dataclasses.replace(made, multipliers=unknown[0], names=unknown[1])
+        found = {field.name: file[f"released_{field.name}"] for field in dataclasses.fields(cls)}
+        return cls(**{name: value if value.ndim else value.item() for name, value in found.items()})

@@ -43,14 +43,8 @@ class Moments(NamedTuple):
 
 
 def private_moments(
-    values: ArrayLike,
-    lower: ArrayLike,
-    upper: ArrayLike,
-    *,
-    noise_multiplier: float,
-    unit: Any = None,
-    accountant: Any = None,
-    words: WordSource = os_entropy,
+    values: ArrayLike, lower: ArrayLike, upper: ArrayLike, *, noise_multiplier: float, unit: Any = None,
+    accountant: Any = None, words: WordSource = os_entropy,
 ) -> Moments:
     """Mean and variance of each column, under differential privacy.
 
@@ -74,28 +68,23 @@ def private_moments(
         (True, True, GaussianDpEvent(noise_multiplier=5.0))
     """
     noise, given = checked_noise(noise_multiplier), np.asarray(values, np.float64)
-    if given.ndim not in (1, 2) or not given.size:
-        raise ValueError(f"values must be numbers [rows] or [rows, columns], got shape {given.shape}.")
+    event = event_with(words, GaussianDpEvent(noise))
     least, most = (np.broadcast_to(np.asarray(bound, np.float64), given.shape[1:]) for bound in (lower, upper))
     half = most / 2 - least / 2
-    if not (np.isfinite(half) & (half > 0)).all():
-        raise ValueError(f"lower must be below upper, both finite, got {lower!r} and {upper!r}.")
-    units = None if unit is None else unit_numbers(unit, len(given))
-    event = event_with(words, GaussianDpEvent(noise))
+    if given.ndim not in (1, 2) or not given.size or not (np.isfinite(half) & (half > 0)).all():
+        raise ValueError(f"values must be of shape [rows(, columns)], got {given.shape}, and lower < upper, finite.")
+    units = np.arange(len(given)) if unit is None else unit_numbers(unit, len(given))
     if accountant is not None:
-        refuse_other_units(accountant.sampling, units, len(given))
+        refuse_other_units(accountant.sampling, None if unit is None else units, len(given))
         accountant.spend(event, LABEL)
-    with np.errstate(invalid="ignore"):  # infinite numbers: cut, as all others
-        total = grid_moments(np.clip((given - least) / half - 1, -1.0, 1.0).reshape(len(given), -1), units)
-    count = len(given) if units is None else int(units.max()) + 1
-    step = ONE / _weight(total.shape[1]) / count  # of a mean, for a step of 1 in a sum
-    first, second = (sums.reshape(half.shape) * step for sums in released(total, noise, words))
-    first = np.clip(first, -1.0, 1.0)
+    total = grid_moments(np.clip((given - least) / half - 1, -1.0, 1.0).reshape(len(given), -1), units)
+    step = ONE / _weight(total.shape[1]) / (int(units.max()) + 1)  # of a mean, for a step of 1 in a sum
+    first, second = (np.clip(sums.reshape(half.shape) * step, -1.0, 1.0) for sums in released(total, noise, words))
     spread = np.clip(second - first**2, min(noise * step, 1.0), 1.0)
     return Moments(least + half * (1 + first), half**2 * spread, event)
 
 
-def grid_moments(numbers: NDArray[np.float64], units: NDArray[np.int64] | None = None) -> NDArray[np.int64]:
+def grid_moments(numbers: NDArray[np.float64], units: NDArray[np.int64]) -> NDArray[np.int64]:
     """Sums of numbers from −1 to 1 and of their squares, `[2, columns]`, in grid steps. They must not be released."""
     known, weight = np.nan_to_num(numbers, nan=0.0), _weight(numbers.shape[1])
     return np.array([[_sum(column * weight, units) for column in each.T] for each in (known, known**2)], np.int64)
@@ -105,11 +94,8 @@ def _weight(columns: int) -> int:
     return int(grid_weights(np.array([2 * columns]))[0])
 
 
-def _sum(steps: NDArray[np.float64], units: NDArray[np.int64] | None) -> int:
-    whole = np.trunc(steps).astype(np.int64)
-    if units is None:
-        return int(whole.sum())
+def _sum(steps: NDArray[np.float64], units: NDArray[np.int64]) -> int:
     rows = np.bincount(units)
     sums = np.zeros(len(rows), np.int64)
-    np.add.at(sums, units, whole)
+    np.add.at(sums, units, np.trunc(steps).astype(np.int64))
     return int((np.sign(sums) * (np.abs(sums) // rows)).sum())

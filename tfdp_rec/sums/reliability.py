@@ -187,7 +187,7 @@ def private_reliability(
 
 
 def refuse_other_units(sampling: Any, units: NDArray[np.int64] | None, rows: int) -> None:
-    """Refuses units that are not the accountant's: charged for rows, one of users would understate what a user loses."""
+    """Refuses units that are not the accountant's: one of users that is charged for rows would name too small an ε."""
     count = rows if units is None else len(np.unique(units))
     if units is None and sampling.unit not in _ROWS or count > sampling.num_units:
         raise ValueError(

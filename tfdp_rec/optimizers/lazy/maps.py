@@ -173,10 +173,9 @@ class Correlated(Aggregated):
             sums[i] += [next(numbers) * noise[:, j] for j in range(i + 1, self.size)]
         weight, *others = (tf.add_n(several) for several in sums)
         if self.recursion.has_velocity:
-            velocity = nearest(others[0], grid)
-            # As if the noise of the last step had taken it there.
-            ahead = 1 + self.recursion.momentum * self.recursion.nesterov
-            weight, others[0] = weight + ahead * (velocity - others[0]), velocity
+            velocity = nearest(others[0], grid)  # as if the noise of the last step had taken it there
+            weight += (1 + self.recursion.momentum * self.recursion.nesterov) * (velocity - others[0])
+            others[0] = velocity
         return weight, *others
 
     def _entries(self) -> list[tuple[int, int]]:

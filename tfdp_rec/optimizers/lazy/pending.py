@@ -269,8 +269,9 @@ class Replayed(Pending):
 
 
 def step_on(grid: tf.Tensor, recursion: Recursion, rows: Rows, move: tf.Tensor, learning_rate: Scalar) -> Rows:
-    """A step of float64 rows, the velocity on the grid."""
+    """A step of rows in float64, the velocity on the grid."""
     # The weight follows from the velocity as it was rounded: of one Gaussian, a second rounding would tell more.
+    rows, learning_rate = tuple(tf.cast(each, tf.float64) for each in rows), tf.cast(learning_rate, tf.float64)
     if not recursion.has_velocity:
         return recursion.step(rows, move, learning_rate)
     left = recursion.momentum * rows[1]
