@@ -209,6 +209,22 @@ class CallSurroundings:
             global_state.set_global_attribute("current_call_ctx", before)
 
 
+def adapts(layer: keras.layers.Layer) -> bool:
+    """Whether a layer knows, or will know, what its `adapt` finds in data, and not what its constructor was given."""
+    if isinstance(layer, keras.layers.Normalization):
+        return layer.input_mean is None
+    if isinstance(layer, keras.layers.Discretization):
+        return layer.num_bins is not None
+    # The parts of a feature space are layers within it.
+    parts = isinstance(layer, keras.utils.FeatureSpace) or getattr(layer, "_has_input_vocabulary", False)
+    return hasattr(layer, "adapt") and not parts
+
+
+def vocabulary_is_of_a_file(layer: keras.layers.Layer) -> bool:
+    """Whether a layer's vocabulary was given as a file, of which a saved layer does not say that it was given."""
+    return getattr(layer, "_has_input_vocabulary", False) and getattr(layer, "input_vocabulary", ()) is None
+
+
 def kernel_of(layer: keras.layers.Layer) -> keras.Variable:
     """The variable itself; `layer.kernel` may be computed from it (quantized, or with LoRA)."""
     return layer._kernel

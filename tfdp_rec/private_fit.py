@@ -55,7 +55,7 @@ _TAKE_TEXT = tuple(
     getattr(keras.layers, name) for name in ("StringLookup", "TextVectorization", "Hashing", "HashedCrossing")
 )
 _LOSSES_OF_COMPILE = ("loss", "loss_weights", "metrics", "weighted_metrics")
-_OPTIONS_OF_COMPILE = ("microbatch_size", "diagnostics")
+_OPTIONS_OF_COMPILE = ("microbatch_size", "diagnostics", "adapted_to_public_data")
 
 
 _ITS_OWN = "the data and the size of batches are those of make_private, which the noise was computed for"
@@ -200,8 +200,8 @@ def make_private(
         accountant: "pld", which is tight, or "rdp", which is quick.
         reliability: Noise multiplier, such as 30, of a release after training that corrects a click model's
             predictions (`PrivateFit.reliability`); ε includes it. None for no such release.
-        **settings: Further settings of the mechanism, such as momentum, and `microbatch_size` and `diagnostics` of
-            `PrivateModel.compile`.
+        **settings: Further settings of the mechanism, such as momentum, and `microbatch_size`, `diagnostics` and
+            `adapted_to_public_data` of `PrivateModel.compile`.
 
     Returns:
         The private model with its plan and batches, ready for `fit`.

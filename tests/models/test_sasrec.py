@@ -1,5 +1,8 @@
 """SASRec: no place sees what comes later, the loss against its definition, clipping by user, sums, saving."""
 
+import copy
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -337,6 +340,15 @@ def test_sums_of_several_fits_have_cost_each_of_them(tmp_path):
     assert both.spent_besides == second.uses
     both.follow(SASRec.upon(unrelated, width=8, history_length=PLACES))
     assert sorted(both.spent_besides, key=str) == sorted([*second.uses, *unrelated.uses], key=str)
+
+
+def test_sums_that_do_not_tell_what_they_have_cost_are_refused(sums):
+    unknown = copy.copy(sums)
+    unknown.released = dataclasses.replace(sums.released, multipliers=np.array([np.nan]))
+    with pytest.raises(ValueError, match="cost.*spent="):
+        SASRec.upon(unknown, width=8, history_length=PLACES)
+    spent = [(GaussianDpEvent(0.5), "sums of Monday")]
+    assert accounted(SASRec.upon(unknown, spent=spent, width=8, history_length=PLACES)).spent_besides == spent
 
 
 def test_sums_of_a_run_do_not_tell_what_finding_their_items_has_cost(sums, tmp_path):

@@ -218,6 +218,67 @@ def test_decay_is_the_same_for_rows_that_are_read_and_others():
     assert max(abs(each + 0.999e-7) for each in (read, *others)) < 8e-9  # eight deviations of their means
 
 
+FAST = {
+    "momentum": (tfdp_rec.LazyDPSGD, {}),
+    "nesterov": (tfdp_rec.LazyDPSGD, {"nesterov": True}),
+    "replayed": (tfdp_rec.LazyDPSGD, {"aggregate_noise": False}),
+    "replayed, nesterov": (tfdp_rec.LazyDPSGD, {"aggregate_noise": False, "nesterov": True}),
+    "correlated": (tfdp_rec.LazyDPFTRL, {"correlation": PLAN, "nesterov": True}),
+    "correlated, replayed": (tfdp_rec.LazyDPFTRL, {"correlation": PLAN, "aggregate_noise": False}),
+}
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_velocities_of_a_saved_file_stand_on_the_grid_of_the_weights(kind):
+    """7% of them did: a lazy velocity was a float32 number next to its gradient, with that one's last bits."""
+    make, options = FAST[kind]
+    table, optimizer = table_and(make, width=200, momentum=0.9, **options)
+    for number, rate in enumerate((0.3, 0.5, 0.11, 0.05)):
+        optimizer.learning_rate = rate
+        step(optimizer, table, [0, 1 + number % 2], gradient=0.3712345)  # row 3 is read by none
+        if number == 1:
+            optimizer.settle()
+    saved = {}
+    optimizer.save_own_variables(saved)
+    velocity = np.float64(next(value for name, value in saved.items() if np.shape(value) == (4, 200)))
+    grid = 0.5 * float(grid_of(0.25))
+    for values in (velocity, np.float64(table)):
+        assert (values / grid == np.round(values / grid)).all() and (values != 0).all()
+    assert stats.chisquare(np.bincount((velocity[:3] / grid).astype(int).ravel() % 8, minlength=8)).pvalue > 1e-7
+
+
+@pytest.mark.parametrize("kind", FAST)
+def test_a_velocity_that_is_rounded_takes_its_weight_along(kind):
+    """Two roundings of one Gaussian to grids that lie apart would place it between them."""
+    make, options = FAST[kind]
+    table, optimizer = table_and(make, width=200, momentum=0.9, start=2.0**-30, **options)  # off the grid
+    grid = 0.5 * float(grid_of(0.25))
+    for _ in range(3):
+        before = [np.float64(each) for each in optimizer.tables[table.path]._kept]
+        step(optimizer, table, [0])  # row 0 at once, the others when they are settled
+        optimizer.settle()
+        weight, velocity = (np.float64(each) for each in optimizer.tables[table.path]._kept)
+        move = velocity - 0.9 * before[1]
+        exact = before[0] + (0.9 * velocity + move if options.get("nesterov") else velocity)
+        small = (np.abs(weight) < 1) & (np.abs(velocity) < 1)  # float32 has every step of the grid there
+        assert small.mean() > 0.5 and (np.abs(weight - exact) <= (0.5 + 1e-6) * grid)[small].all()
+
+
+def test_a_loaded_velocity_goes_on_along_a_grid():
+    table, optimizer = table_and(tfdp_rec.LazyDPSGD, momentum=0.9)
+    step(optimizer, table, [0, 1])
+    saved = {}
+    optimizer.save_own_variables(saved)
+    loaded, again = table_and(tfdp_rec.LazyDPSGD, momentum=0.9)
+    again.load_own_variables({name: np.asarray(value) for name, value in saved.items()})
+    step(again, loaded, [1, 2], gradient=0.3712345)
+    again.settle()
+    grid = float(again.row_marks.grid)
+    for kept in again.tables[loaded.path]._kept:
+        values = np.float64(kept) / grid
+        assert (values == np.round(values)).all()
+
+
 def test_of_models_that_share_a_table_the_coarsest_grid_comes_last():
     """The finest came last if its model was compiled last, and rows of its last batch stood on the coarse grid."""
     table = keras.layers.Embedding(64, 128, embeddings_initializer="zeros", name="items")

@@ -19,15 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdp_rec.noise import words
-from tfdp_rec.sums.fixed_point import without_gaps
 
-_BITS = 20  # from the scale of the noise down to a step of its grid
 _DIGIT = 2**10
-
-
-def step_of(scale: float) -> float:
-    """The step of the grid for noise of a scale."""
-    return 2.0 ** (math.frexp(scale)[1] - 1 - _BITS)
 
 
 def on_grid(values: NDArray[np.float64], step: float) -> NDArray[np.float64]:
@@ -37,7 +30,7 @@ def on_grid(values: NDArray[np.float64], step: float) -> NDArray[np.float64]:
 
 def whole_gaussian(scale: float, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Gaussians of standard deviation `scale`, rounded to whole numbers."""
-    return np.floor(scale * without_gaps(source, shape) + 0.5)
+    return np.floor(scale * words.without_gaps(source, shape) + 0.5)
 
 
 def whole_laplace(scale: float, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:

@@ -43,7 +43,7 @@ from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize
 
-from tfdp_rec.federated.grid import on_grid, step_of, whole_gaussian, whole_laplace
+from tfdp_rec.federated.grid import on_grid, whole_gaussian, whole_laplace
 from tfdp_rec.noise import words
 from tfdp_rec.pricing import profiles
 from tfdp_rec.pricing.events import PaddedDpEvent, PureDpEvent
@@ -259,7 +259,7 @@ class AttentionMechanism:
         scale = self.noise_scale
         if not scale:
             return np.zeros(shape)
-        return step_of(scale) * self.calibration.steps(scale / step_of(scale), source, shape)
+        return words.step_of(scale) * self.calibration.steps(scale / words.step_of(scale), source, shape)
 
     def release(self, attention: ArrayLike, source: words.WordSource = words.os_entropy) -> NDArray[np.float64]:
         """Clip, add noise, normalise.
@@ -288,7 +288,7 @@ class AttentionMechanism:
         if clipped.shape[-1] != self.num_basis:
             raise ValueError(f"attention must have {self.num_basis} weights, got {clipped.shape[-1]}.")
         if self.noise_scale:
-            clipped = on_grid(clipped, step_of(self.noise_scale))
+            clipped = on_grid(clipped, words.step_of(self.noise_scale))
         return normalise(clipped + np.asarray(noise), self.activation)
 
     @property

@@ -24,7 +24,7 @@ import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.federated.grid import on_grid, step_of, whole_gaussian, whole_laplace
+from tfdp_rec.federated.grid import on_grid, whole_gaussian, whole_laplace
 from tfdp_rec.federated.mechanism import LEAST_CLIP, unit_sigma
 from tfdp_rec.noise import words
 from tfdp_rec.pricing.events import PureDpEvent
@@ -69,7 +69,7 @@ class ClippedVector(abc.ABC):
     @property
     def grid(self) -> float:
         """The step of the grid on which data and noise meet; 0, which stands for no grid, without noise."""
-        return 0.0 if self.noiseless else step_of(self.scale)
+        return 0.0 if self.noiseless else words.step_of(self.scale)
 
     @abc.abstractmethod
     def _steps(self, count: int, shape: tuple[int, ...], source: words.WordSource) -> NDArray[np.float64]:

@@ -13,7 +13,7 @@ and, for mechanisms that choose rows, 64 fair coin tosses for each number:
     bits(variable, numbers, step) -> uint64 [numbers]
 
 A mechanism asks for all that a step needs in one call, so that a source can draw it in one. Plain arrays that are
-released once, outside a training (counts, a vocabulary), get theirs from `tfdp_rec.noise.gaussians`.
+released once, outside a training (counts, a vocabulary), get theirs from `tfdp_rec.noise.release`.
 """
 
 from __future__ import annotations

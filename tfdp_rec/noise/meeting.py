@@ -28,10 +28,15 @@ def grid_of(stddev: tf.Tensor) -> tf.Tensor:
 
 def on_grid(values: tf.Tensor, grid: tf.Tensor | None) -> tf.Tensor:
     """float64 values, rounded to the grid, as float32; as they are without one."""
+    return values if grid is None else tf.cast(nearest(values, grid), tf.float32)
+
+
+def nearest(values: tf.Tensor, grid: tf.Tensor | None) -> tf.Tensor:
+    """The places of the grid that are nearest to float64 values, float64; the values themselves without one."""
     if grid is None:
         return values
     step = tf.where(grid > 0, grid, 1.0)
-    return tf.cast(tf.where(grid > 0, tf.round(values / step) * step, values), tf.float32)
+    return tf.where(grid > 0, tf.round(values / step) * step, values)
 
 
 def met(noise: tf.Tensor, onto: Sequence[tf.Tensor], grid: tf.Tensor | None) -> tf.Tensor:

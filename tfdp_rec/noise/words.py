@@ -1,4 +1,4 @@
-"""Randomness for plain arrays: a federated client's, and that of counts which are released once.
+"""Randomness for plain arrays: a federated client's, and that of counts which are released once, by `release`.
 
 Every draw is made from 64-bit words, and the source of the words decides whether the draw is private:
 
@@ -9,18 +9,20 @@ Every draw is made from 64-bit words, and the source of the words decides whethe
 A word becomes a uniform on the 2^52 midpoints of (0, 1/2) and a sign, and the inverse distribution function
 turns that into a Gaussian or a Laplace variable. The smallest tail probability that can come out is 2^-54 a
 side (8.2 standard deviations of a Gaussian), so cutting the tails there adds less than 2^-52 to δ per
-coordinate. The results are double-precision numbers, not real ones: an attacker who studies their lowest
-bits is outside this model, as docs/privacy-privaterec.md says.
+coordinate. The results are double-precision numbers, not real ones: added to data as they are, they give the data
+away by their lowest bits. So data and noise meet on a public grid: in `release`, and in rooms that have one of their
+own (`sums/fixed_point.py`, `federated/grid.py`).
 """
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 WordSource: TypeAlias = Callable[[int], NDArray[np.uint64]]
@@ -58,15 +60,46 @@ def gaussian(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
     return -sign * special.ndtri(tail)
 
 
-def gaussians(shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Unit Gaussians of the operating system's in `shape`, for an array that is released once: counts, a vocabulary.
+def without_gaps(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
+    """Unit Gaussians that reach every step of a grid in very many ways: half the sum of four."""
+    return sum((gaussian(source, shape) for _ in range(4)), np.zeros(shape)) / 2.0
+
+
+def step_of(scale: float) -> float:
+    """The step of the public grid for noise of a scale: 2^(⌊log₂ scale⌋ − 20)."""
+    return 2.0 ** (math.frexp(scale)[1] - 21)
+
+
+def release(
+    values: ArrayLike, *, sensitivity: float, noise_multiplier: float, source: WordSource = os_entropy
+) -> NDArray[np.float64]:
+    """Numbers of your own, such as counts, with Gaussian noise, to be released once.
+
+    With s = σ · sensitivity and the grid g = 2^(⌊log₂ s⌋ − 20), which is public, each number x is released as
+    g ⌊(x + s z) / g⌉, z ~ N(0, 1): a rounding of the Gaussian mechanism's output, so that its guarantee holds. It costs
+    `dp_accounting.GaussianDpEvent(noise_multiplier)`, which `Accountant.spend` is given *before*.
+
+    Args:
+        values: The exact numbers, as an array of any shape.
+        sensitivity: The most, in ℓ₂ over all numbers, by which one privacy unit may change them. You prove it.
+        noise_multiplier: σ, the noise's standard deviation in units of the sensitivity.
+        source: Source of random bits, for tests; the operating system's by default.
+
+    Raises:
+        ValueError: A number, the sensitivity or σ is not finite, or one of the latter not positive.
 
     Example:
-        >>> counts = np.array([120.0, 3.0, 48.0])
-        >>> (counts + 4.0 * gaussians(counts.shape)).shape
+        >>> release([120.0, 3.0, 48.0], sensitivity=1.0, noise_multiplier=4.0).shape
         (3,)
     """
-    return gaussian(os_entropy, shape)
+    exact, scale = np.asarray(values, np.float64), float(sensitivity) * float(noise_multiplier)
+    if not (min(sensitivity, noise_multiplier) > 0 and 2.0**-900 < scale < math.inf and np.isfinite(exact).all()):
+        raise ValueError(
+            "values, sensitivity and noise_multiplier must be finite, and the latter positive: bound what a unit may "
+            f"change; got {sensitivity!r} and {noise_multiplier!r}."
+        )
+    step = step_of(scale)
+    return np.asarray(np.round((exact + scale * without_gaps(source, exact.shape)) / step) * step)
 
 
 def bernoulli(source: WordSource, probability: float, shape: tuple[int, ...]) -> NDArray[np.bool_]:

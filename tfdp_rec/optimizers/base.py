@@ -36,7 +36,6 @@ from tfdp_rec.optimizers.rules import Recursion, Rows, TableRule
 from tfdp_rec.optimizers.tables import Operations, Table, after
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source
-from tfdp_rec.spending.entries import SAVED_AS, Entries
 from tfdp_rec.spending.meter import Meter, StepLimit
 
 
@@ -508,11 +507,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         self.privacy_history.refuse_other_optimizers(self)
 
     def load_own_variables(self, store: Any) -> None:
-        """As every Keras optimizer. The history is saved with the model; before version 0.3 it was saved here."""
-        if SAVED_AS in store.keys():
-            self.privacy_history.merge_saved(Entries.from_array(store[SAVED_AS]))
+        """As every Keras optimizer. The history is saved with the model."""
         with self.privacy_history.repricing(self):
-            super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})
+            super().load_own_variables(store)
         self.privacy_history.restored()
 
     @property

@@ -34,6 +34,7 @@ _HOMES = {
     "private_counts": "sums.counts",
     "private_items": "sums.set_union",
     "private_labels": "sums.private_labels",
+    "private_moments": "sums.moments",
     "private_reliability": "sums.reliability",
     "private_terms": "sums.set_union",
 }

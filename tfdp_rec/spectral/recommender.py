@@ -155,6 +155,8 @@ class SpectralRecommender:
         self._check_fitted()
         made = self.released
         self._refuse_of_run()
+        if not np.isfinite(made.multipliers).all():
+            raise ValueError("Some of these sums do not tell their cost: give it as (event, label) pairs, spent=.")
         fits = zip(made.multipliers.tolist(), made.names.tolist(), strict=True)
         kind = GaussianDpEvent if made.private else lambda noise: NonPrivateDpEvent()
         return [(kind(noise), f"private sums {name}") for noise, name in fits]
@@ -442,8 +444,7 @@ class SpectralRecommender:
         """The recommender that `save` wrote. It answers, exports and states its guarantee; it is not fitted again."""
         try:
             with np.load(filepath, allow_pickle=False) as file:
-                names = {*_KEPT, "item_ids"}
-                kept = {name: file[name] if file[name].ndim else file[name].item() for name in names}
+                kept = {name: file[name] if file[name].ndim else file[name].item() for name in (*_KEPT, "item_ids")}
                 released, kept["_vectors"] = Release.from_arrays(file), vectors_of(file)
                 released = dataclasses.replace(released, of_run=released.of_run or "mark" in file)
         except (AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:

@@ -1,1 +1,1 @@
-"""Private sums on a fixed-point grid: counts of items, items that may be named at all, clicks by predicted logit."""
+"""Private sums on a fixed-point grid: counts, moments, items that may be named at all, clicks by logit."""

@@ -26,12 +26,11 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
 from tfdp_rec.files import row_chunks
-from tfdp_rec.noise.words import WordSource, gaussian, os_entropy
+from tfdp_rec.noise.words import WordSource, os_entropy, without_gaps
 
 GRID_BITS = 20
 ONE = 2**GRID_BITS
 _LARGEST_NOISE = 2.0**20  # above it the spacing of float64 approaches the grid's
-_TERMS = 4
 _AT_ONCE = 2**22  # Gaussians drawn at once
 
 
@@ -60,14 +59,6 @@ def released(
     """Sums in grid steps, with noise, in units of 1."""
     noise = without_gaps(words, total.shape) * (noise_multiplier * ONE)
     return (total + np.floor(noise + 0.5).astype(np.int64)) / ONE
-
-
-def without_gaps(words: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
-    """Unit Gaussians that reach every step of a grid in very many ways: half the sum of four."""
-    total = np.zeros(shape)
-    for _ in range(_TERMS):
-        total += gaussian(words, shape)
-    return total / _TERMS**0.5
 
 
 def released_pairs(

@@ -179,15 +179,15 @@ def private_reliability(
     units = None if unit is None else unit_numbers(unit, len(given))
     event = event_with(words, GaussianDpEvent(noise))
     if accountant is not None:
-        _refuse_other_units(accountant.sampling, units, len(given))
+        refuse_other_units(accountant.sampling, units, len(given))
         accountant.spend(event, LABEL)
     counts = released(grid_counts(given, labels == 1, units), noise, words).reshape(2, -1)
     counts.flags.writeable = False
     return Reliability(_CENTRES, counts[1], counts[0], noise, event)
 
 
-def _refuse_other_units(sampling: Any, units: NDArray[np.int64] | None, rows: int) -> None:
-    # An accountant of users that is charged for rows would understate what a user loses.
+def refuse_other_units(sampling: Any, units: NDArray[np.int64] | None, rows: int) -> None:
+    """Refuses units that are not the accountant's: one of users that is charged for rows would name too small an ε."""
     count = rows if units is None else len(np.unique(units))
     if units is None and sampling.unit not in _ROWS or count > sampling.num_units:
         raise ValueError(

@@ -154,7 +154,8 @@ def _take_over_optimizer(before: Any, after: Any, rows: Mapping[str, np.ndarray 
     mine, step, given = before.optimizer, before.private_step, compile_arguments(before)
     given["optimizer"] = type(mine).from_config(mine.get_config())
     given |= {name: _made_anew(given.get(name)) for name in ("metrics", "weighted_metrics")}
-    after.compile(**given, microbatch_size=step.microbatch_size, diagnostics=step.diagnostics)
+    own = {name: getattr(step, name) for name in ("microbatch_size", "diagnostics", "adapted_to_public_data")}
+    after.compile(**given, **own)
     other = after.optimizer
     numbers = before.table_numbers()
     if numbers is not None:

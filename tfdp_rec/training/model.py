@@ -28,6 +28,7 @@ from tfdp_rec.optimizers.checks import refuse_replicas
 from tfdp_rec.refused import NotPrivate, refuse_below
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_words, refuse_choosing, source_of
 from tfdp_rec.spending.entries import id_of_use, use_of
+from tfdp_rec.training.adapted_layers import is_declared, refuse_adapted
 from tfdp_rec.training.batch import Batch, examples_of, first_example
 from tfdp_rec.training.callback_checks import (
     FitWarnings,
@@ -131,6 +132,7 @@ class PrivateTraining(ReleaseMethods):
         *args: Any,
         microbatch_size: int | None = None,
         diagnostics: bool = False,
+        adapted_to_public_data: bool = False,
         **kwargs: Any,
     ) -> None:
         """As `keras.Model.compile`, with options of a private optimizer.
@@ -144,6 +146,8 @@ class PrivateTraining(ReleaseMethods):
                 same.
             diagnostics: Whether logs show the share of clipped examples, the median norm and the number of examples
                 dropped as not finite. These come from private data without noise: do not publish them.
+            adapted_to_public_data: Whether what layers have learned by `adapt` comes from public data alone. Without
+                that, layers that learn by `adapt` are refused.
             **kwargs: Further options of Keras.
 
         Raises:
@@ -151,7 +155,7 @@ class PrivateTraining(ReleaseMethods):
             ValueError: microbatch_size is below 1.
         """
         self.settle()  # for the noise that the earlier optimizer owes
-        vars(self)["private_step"] = PrivateStep(self, microbatch_size, diagnostics)
+        vars(self)["private_step"] = PrivateStep(self, microbatch_size, diagnostics, adapted_to_public_data)
         # By name or config: Keras would make the object too late for the checks below.
         optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, (str, dict)) else optimizer
         self._loss, self._loss_weights = loss, loss_weights
@@ -206,6 +210,7 @@ class PrivateTraining(ReleaseMethods):
             config |= {
                 "microbatch_size": step.microbatch_size,
                 "diagnostics": step.diagnostics,
+                "adapted_to_public_data": is_declared(self),
                 "table_numbers": self.table_numbers(),
             }
         return config
@@ -214,7 +219,6 @@ class PrivateTraining(ReleaseMethods):
         """Compiles a loaded model, and builds its optimizer so that its state can be loaded."""
         numbers = config.pop("table_numbers", None)
         config.pop("jit_compile", None)
-        config.pop("clipping_strategy", None)  # in models of versions that had this option
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is None or not self.built:  # type: ignore[attr-defined]
             return
@@ -403,9 +407,11 @@ class PrivateTraining(ReleaseMethods):
     def _refuse_thawed_or_frozen(self) -> None:
         # The optimizer keeps the variables it was built for, and adds noise to all of them: its `build` refuses others.
         if self.is_private and self.optimizer.built and self._table_paths is not None:
+            refuse_adapted(self)
             self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
 
     def _build_optimizer(self) -> None:
+        refuse_adapted(self)
         self.optimizer.build(self.trainable_variables, self._table_paths)  # type: ignore[attr-defined]
         self.optimizer.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
         if self.optimizer.privacy_history.snapshot().uses:  # what the weights are made of goes with them
@@ -528,6 +534,7 @@ def _functional(kind: type) -> type:
 
 def refuse_options(model: Any, options: dict[str, Any]) -> None:
     """Refuses options that a private optimizer cannot be compiled with."""
+    refuse_adapted(model)
     for strategy in (tf.distribute.get_strategy(), model.distribute_strategy):  # now, and when the model was made
         refuse_replicas(strategy)
     if "clipping_strategy" in options:

@@ -29,6 +29,7 @@ class PrivateStep:
     model: Any
     microbatch_size: int | None = None  # number of examples that are processed at a time; None for all
     diagnostics: bool = False  # whether logs show figures of the norms
+    adapted_to_public_data: bool = False  # whether layers may know what `adapt` found
 
     def __post_init__(self) -> None:
         self._predictions: Any = None

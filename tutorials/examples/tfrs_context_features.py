@@ -117,7 +117,7 @@ class MovielensModel(tfdp_rec.PrivateTraining, tfrs.models.Model):
 model = MovielensModel()
 model.compile(optimizer=keras.optimizers.Adagrad(0.1))
 # was: model.fit(train, epochs=8)
-tfdp_rec.make_private(model, ratings, epsilon=8.0, batch_size=400, epochs=8).fit()
+tfdp_rec.make_private(model, ratings, epsilon=8.0, batch_size=400, epochs=8, adapted_to_public_data=True).fit()
 
 features = {name: tf.constant(held_out[name]) for name in ("user_id", "timestamp")}
 predictions = model.predict(features)

@@ -20,6 +20,7 @@ from tfdp_rec.privacy import BufferedToeplitz, Correlation
 RATES = np.array([0.5, 0.4, 0.4, 0.1, 0.9, 0.3, 0.3])
 STDDEVS = np.array([1.0, 1.0, 0.5, 0.5, 1.0, 1.5, 0.6])
 NOW = len(RATES)
+NO_GRID = None
 RECURSIONS = {
     "plain": Recursion(),
     "decay": Recursion(weight_decay=0.6),
@@ -76,9 +77,9 @@ def paid(kind, since, now, history):
         return np.stack([np.asarray(v)[:, 0] for v in moved])
 
     unit, nothing = np.eye(kind.size), np.zeros([kind.size, kind.size])
-    maps = flat(kind.moved(rows(unit), owed.coefficients, tf.zeros([kind.size, kind.size, 1], tf.float64)))
+    maps = flat(kind.moved(rows(unit), owed.coefficients, tf.zeros([kind.size, kind.size, 1], tf.float64), NO_GRID))
     scaled = tf.constant(unit[:, :, None], tf.float64) * owed.stddev[:, :, None]  # row i draws the i-th unit
-    return maps, flat(kind.moved(rows(nothing), owed.coefficients, scaled))
+    return maps, flat(kind.moved(rows(nothing), owed.coefficients, scaled, NO_GRID))
 
 
 @ALL

@@ -179,7 +179,7 @@ def test_constant_rates_give_the_geometric_sums():
     rows = (tf.zeros([2, 1], tf.float64), tf.zeros([2, 1], tf.float64))
     owed = kind.owed(tf.constant([5, 5], tf.int64), tf.constant(k + 5, tf.int64), history)
     units = tf.reshape(tf.eye(2, dtype=tf.float64), [2, 2, 1])  # row 0 draws (1, 0), row 1 draws (0, 1)
-    weight, velocity = kind.moved(rows, owed.coefficients, units * owed.stddev[:, :, None])
+    weight, velocity = kind.moved(rows, owed.coefficients, units * owed.stddev[:, :, None], NO_GRID)
     factor = np.concatenate([np.asarray(velocity), np.asarray(weight)], axis=1)
     m = np.arange(1, k + 1)
     expected = (eta * s) ** 2 * np.array(

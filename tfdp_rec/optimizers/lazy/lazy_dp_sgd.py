@@ -41,7 +41,7 @@ from tfdp_rec.demands import Check, demand
 from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.noise import Request
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
-from tfdp_rec.optimizers.lazy.pending import Debt, History, Owed, Pending, RowMarks, pending, weights_on
+from tfdp_rec.optimizers.lazy.pending import Debt, History, Owed, Pending, RowMarks, pending, step_on, weights_on
 from tfdp_rec.optimizers.rules import Recursion, Rows
 from tfdp_rec.optimizers.tables import CHUNK_VALUES, Operations, Table, after
 from tfdp_rec.refused import NotPrivate
@@ -191,8 +191,8 @@ class LazyDPSGD(PrivateOptimizer):
         with after(demand(*self._room(step)) if self.arrives_late else []):
             met = self.meet(wanted, number)
         for rows, (path, asked), (noisy, others) in zip(old, wanted, met, strict=True):
-            recursion, ids = _steps_of(self.tables[path]), asked.rows
-            made = (noisy,) if recursion.is_plain else _stepped(recursion, rows, noisy, step.pace, grid)
+            rule, ids = _steps_of(self.tables[path]), asked.rows
+            made = (noisy,) if rule.is_plain else weights_on(grid, step_on(grid, rule, rows, noisy, step.pace))
             with after(others + self.tables[path].write(ids, made)):
                 self.row_marks.mark(path, ids, before + 1)
 
@@ -314,12 +314,6 @@ def _largest_velocity(table: Table) -> float:
         _, velocity = table.read(tf.range(start, min(start + chunk, table.rows), dtype=tf.int64))
         found = max(found, float(tf.reduce_max(tf.abs(velocity))))
     return found
-
-
-def _stepped(recursion: Recursion, rows: Rows, noisy: tf.Tensor, rate: tf.Tensor, grid: tf.Tensor) -> Rows:
-    """Rows after a step that has its noise: weights on the grid."""
-    wide = tuple(tf.cast(each, tf.float64) for each in rows)
-    return weights_on(grid, recursion.step(wide, noisy, tf.cast(rate, tf.float64)))
 
 
 def _steps_of(table: Table) -> Recursion:

@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.noise.meeting import nearest
 from tfdp_rec.optimizers.lazy.pending import Aggregated, History, Owed
 from tfdp_rec.optimizers.rules import Recursion, Rows
 from tfdp_rec.optimizers.tables import Operations, scatter
@@ -163,14 +164,19 @@ class Correlated(Aggregated):
         mixed = [shares[i][j] for i in range(self.size) for j in range(i + 1, self.size)]
         return Owed(tf.sqrt(tf.stack(pivots, axis=1)), (*kept, *mixed))
 
-    def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
+    def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor, grid: tf.Tensor) -> Rows:
         numbers = iter(number[:, None] for number in coefficients)
         sums = [[noise[:, i]] for i in range(self.size)]
         for i, j in self._entries():
             sums[i].append(next(numbers) * rows[j])
         for i in range(self.size):
             sums[i] += [next(numbers) * noise[:, j] for j in range(i + 1, self.size)]
-        return tuple(tf.add_n(several) for several in sums)
+        weight, *others = (tf.add_n(several) for several in sums)
+        if self.recursion.has_velocity:
+            velocity = nearest(others[0], grid)  # as if the noise of the last step had taken it there
+            weight += (1 + self.recursion.momentum * self.recursion.nesterov) * (velocity - others[0])
+            others[0] = velocity
+        return weight, *others
 
     def _entries(self) -> list[tuple[int, int]]:
         """Those of A that are not always 0."""

@@ -37,8 +37,8 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.noise import NoiseSource, Request
-from tfdp_rec.noise.meeting import grid_of, on_grid
-from tfdp_rec.optimizers.rules import Recursion, Rows
+from tfdp_rec.noise.meeting import grid_of, nearest, on_grid
+from tfdp_rec.optimizers.rules import Recursion, Rows, Scalar
 from tfdp_rec.optimizers.tables import Operations, after, assigned, scatter
 from tfdp_rec.pricing.correlated_noise import INDEPENDENT, BufferedToeplitz
 
@@ -154,8 +154,8 @@ class Aggregated(Pending):
         """Debt at step `now` of rows marked `since`, float64."""
 
     @abc.abstractmethod
-    def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
-        """The rows after Gaussians `[n, draws, width]` of the standard deviations owed, in float64."""
+    def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor, grid: tf.Tensor) -> Rows:
+        """The rows after Gaussians `[n, draws, width]` of the standard deviations owed, in float64; see `step_on`."""
 
     def settled(
         self, debts: Sequence[Debt], history: History, source: NoiseSource, grid: tf.Tensor, by_mark: Owed | None = None
@@ -168,7 +168,7 @@ class Aggregated(Pending):
             asked = [debt.noise(each.stddev, (debt.rows[0],), grid) for debt, each in zip(debts, owed)]
             return [(weight,) for weight in source.noisy(asked, now)]
         noise = source.draw([debt.noise(due.stddev) for debt, due in zip(debts, owed)], now)
-        moved = (self.moved(debt.wide, due.coefficients, drawn) for debt, due, drawn in zip(debts, owed, noise))
+        moved = (self.moved(debt.wide, due.coefficients, drawn, grid) for debt, due, drawn in zip(debts, owed, noise))
         return [weights_on(grid, rows) for rows in moved]
 
     def owed_by_mark(self, now: tf.Tensor, history: History) -> Owed:
@@ -197,7 +197,7 @@ class WithoutMomentum(Aggregated):
         kept = tf.exp(totals[0] - then[:, 0])
         return Owed(_root(totals[1] - tf.square(kept) * then[:, 1])[:, None], (kept,))
 
-    def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
+    def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor, grid: tf.Tensor) -> Rows:
         return (coefficients[0][:, None] * rows[0] - noise[:, 0],)
 
 
@@ -227,11 +227,12 @@ class WithMomentum(Aggregated):
         reach = carried * mu * (1 - power) / (1 - mu)
         return Owed(tf.stack([first, second], axis=1), (power, reach, share))
 
-    def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor) -> Rows:
+    def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor, grid: tf.Tensor) -> Rows:
         weight, velocity = rows
         power, reach, share = (c[:, None] for c in coefficients)
-        moved = weight + reach * velocity - share * noise[:, 0] - noise[:, 1]
-        return moved, power * velocity - noise[:, 0]
+        left = power * velocity
+        new = nearest(left - noise[:, 0], grid)
+        return weight + reach * velocity + share * (new - left) - noise[:, 1], new
 
 
 class Replayed(Pending):
@@ -249,9 +250,9 @@ class Replayed(Pending):
     def settled(
         self, debts: Sequence[Debt], history: History, source: NoiseSource, grid: tf.Tensor, by_mark: Owed | None = None
     ) -> list[Rows]:
-        return [weights_on(grid, self._replay(debt, history, source)) for debt in debts]
+        return [weights_on(grid, self._replay(debt, history, source, grid)) for debt in debts]
 
-    def _replay(self, debt: Debt, history: History, source: NoiseSource) -> Rows:
+    def _replay(self, debt: Debt, history: History, source: NoiseSource, grid: tf.Tensor) -> Rows:
         own = 1 + self.recursion.has_velocity  # before the buffers
 
         def body(step: tf.Tensor, *rows: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -259,7 +260,7 @@ class Replayed(Pending):
             eta, stddev = tf.unstack(history.at(step + 1))
             # All rows draw, also those that owe less: noise of a step must not depend on which other rows are settled.
             noise, buffers = self._strategy.next_noise(source.draw([debt.noise()], step)[0][:, 0], rows[own:])
-            made = (*self.recursion.step(rows[:own], -eta * stddev * noise, eta), *buffers)
+            made = (*step_on(grid, self.recursion, rows[:own], -eta * stddev * noise, eta), *buffers)
             due = (debt.since <= step)[:, None]
             return step + 1, *(tf.where(due, new, old) for new, old in zip(made, rows, strict=True))
 
@@ -267,8 +268,19 @@ class Replayed(Pending):
         return tf.while_loop(lambda step, *_: step < debt.now, body, (first, *debt.wide), parallel_iterations=1)[1:]
 
 
+def step_on(grid: tf.Tensor, recursion: Recursion, rows: Rows, move: tf.Tensor, learning_rate: Scalar) -> Rows:
+    """A step of rows in float64, the velocity on the grid."""
+    # The weight follows from the velocity as it was rounded: of one Gaussian, a second rounding would tell more.
+    rows, learning_rate = tuple(tf.cast(each, tf.float64) for each in rows), tf.cast(learning_rate, tf.float64)
+    if not recursion.has_velocity:
+        return recursion.step(rows, move, learning_rate)
+    left = recursion.momentum * rows[1]
+    velocity = nearest(left + move, grid)
+    return recursion.step(rows, velocity - left, learning_rate)[0], velocity
+
+
 def weights_on(grid: tf.Tensor, rows: Rows) -> Rows:
-    """float64 rows as float32, their weights on the grid."""
+    """float64 rows as float32, their weights on the grid, where their velocities are."""
     return on_grid(rows[0], grid), *(tf.cast(each, tf.float32) for each in rows[1:])
 
 
