@@ -13,7 +13,7 @@ so that a loss that is linear in the labels, as cross-entropy is, has the mean t
 outside 0 ... 1.
 
 **What is protected is one label**, not that a row exists, nor its features, nor another row of the same user: the
-labels of ten rows of a user cost 10 ε. ε holds where a label is replaced by another, and where its row counts as empty,
+labels of ten rows of a user cost 10 ε. ε holds where a label is replaced by another, and where its row contributes nothing,
 for which l is uniform.
 
 Reference:
