@@ -285,7 +285,9 @@ def test_units_are_drawn_at_the_rate_that_is_priced_and_evenly(num_units, expect
     assert stats.chisquare(np.bincount(drawn * 16 // num_units, minlength=16)).pvalue > 1e-6
 
 
-@pytest.mark.parametrize("num_units, probability", [(1, 0.3), (7, 0.3), (7, 1.0), (40, 1 - 2**-20), (60, 1e-9), (150, 0.1)])
+@pytest.mark.parametrize(
+    "num_units, probability", [(1, 0.3), (7, 0.3), (7, 1.0), (40, 1 - 2**-20), (60, 1e-9), (150, 0.1)]
+)
 def test_sizes_are_binomial_to_within_2_to_the_minus_90(num_units, probability):
     """By whole numbers: the chances that the page claims, all together."""
     q = fractions.Fraction(probability)
@@ -301,6 +303,7 @@ def test_sizes_are_binomial_to_within_2_to_the_minus_90(num_units, probability):
 def test_no_word_prefers_a_unit(entropy, monkeypatch):
     """2^64 is no multiple of 5: the last word would make unit 0 likelier, and is drawn anew."""
     words = [2**64 - 1, 7, 7, 8] if entropy == "all ones" else [11, 12]
-    monkeypatch.setattr(secret_draws, "os_entropy", lambda count: np.array([words.pop(0) for _ in range(count)], np.uint64))
+    given = lambda count: np.array([words.pop(0) for _ in range(count)], np.uint64)  # noqa: E731
+    monkeypatch.setattr(secret_draws, "os_entropy", given)
     monkeypatch.setattr(secret_draws, "sizes", lambda *_: (2, [1]))
     assert secret_draws.poisson_sample(5, 0.4).tolist() == ([2, 3] if entropy == "all ones" else [1, 2])

@@ -46,7 +46,7 @@ _FLOOR = 2.0**-50  # added to lengths, √values times: above what squares lose 
 
 
 class Reads(NamedTuple):
-    """The rows of one table that may move: `ids[i]` by a gradient of `example[i]`, the `shared` ones by all examples'."""
+    """Rows of one table: `example[i]` has a gradient at row `ids[i]`; all examples read the `shared` rows."""
 
     example: tf.Tensor
     ids: tf.Tensor

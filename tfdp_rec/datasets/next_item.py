@@ -3,7 +3,8 @@
 One example a user and draw, so with Poisson-sampled users the guarantee is **user-level**: all that a user has is
 behind at most one row of a batch. The label's place is uniform among all but the first, which has nothing before it.
 Every user is a unit: a user with one item gives it as label, without context; a user with none gives label 0 and
-contributes nothing, which models of this package see by the label, and others by `present`. Where items have no order, the label is any of them and the context any 20 others.
+contributes nothing, which models of this package see by the label, and others by `present`. Where items have no order,
+the label is any of them and the context any 20 others.
 
 A user's one gradient may be made of many labels, which the same clip bounds: with `every_place` an example is a window
 of a user's items at a random place, and each item of it but the first is a label. It is what a model that reads its

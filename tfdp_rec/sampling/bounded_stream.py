@@ -7,9 +7,9 @@ Its seat stays **empty** if its unit
 
 No other event moves into an empty seat, which stays a row of its batch, of zeros, that contributes nothing: a batch has
 B rows for any data (the last of a stream, as many as there are events). So leaving out all events of a unit changes no
-other seat: the data sets are neighbours under zero-out adjacency, and the steps of a unit are as far apart and as few as a plan with separation b
-and k participations assumes. The state is the last batch of each unit and its number of seats; it is private, as the
-stream is.
+other seat: the data sets are neighbours under zero-out adjacency, and the steps of a unit are as far apart and as few
+as a plan with separation b and k participations assumes. The state is the last batch of each unit and its number of
+seats; it is private, as the stream is.
 
 After an interruption the same events are given again from their beginning, with `position`; the batches before it are
 seated again and left out. The events of the next day are the next *part*: `next_part`, and `save` between processes.
@@ -298,8 +298,7 @@ class Seats:
     def load(self, path: str) -> None:
         """Reads a file that `save` wrote; refuses one that is incomplete, or in which two users are equal."""
         with np.load(path, allow_pickle=False) as held:
-            names = ("users", "marked", "last", "count", "batches")
-            users, marked, last, count, batches = (held[name] for name in names)
+            users, marked, last, count, batches = (held[name] for name in "users marked last count batches".split())
         if not len(users) == len(last) == len(count):
             raise ValueError(f"{path} is not a whole state of a stream.")
         self._numbers = {user[:-1] if marked else user: number for number, user in enumerate(users.tolist())}

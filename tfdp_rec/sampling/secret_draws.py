@@ -5,8 +5,8 @@
     units     as many different ones, every set equally likely: what is missing is drawn again until none is
 
 q is the float that is priced, as the fraction that it is, and the numbers are whole: W sizes of weight above zero are
-each wrong by W 2⁻¹²⁸ at most, so that all chances together are wrong by W² 2⁻¹²⁸, below 2⁻⁹⁰ for W ≤ 2¹⁹. A unit's chance to
-be drawn is q to within that, and a step adds (1 + e^ε) 2⁻⁹⁰ at most to δ.
+each wrong by W 2⁻¹²⁸ at most, so that all chances together are wrong by W² 2⁻¹²⁸, below 2⁻⁹⁰ for W ≤ 2¹⁹. A unit's
+chance to be drawn is q to within that, and a step adds (1 + e^ε) 2⁻⁹⁰ at most to δ.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ def poisson_sample(num_units: int, probability: float) -> np.ndarray:
         # No unit is preferred, so every set of `few` is equally likely: words above `last` would prefer some.
         words = os_entropy(few - len(drawn))
         drawn = np.union1d(drawn, words[words <= last] % num_units)
-    found = drawn.astype(np.int64)
-    return found if few == size else np.delete(np.arange(num_units), found)
+    return drawn.astype(np.int64) if few == size else np.delete(np.arange(num_units), drawn.astype(np.int64))
 
 
 @functools.lru_cache(maxsize=8)

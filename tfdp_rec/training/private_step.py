@@ -85,8 +85,8 @@ class PrivateStep:
         clipped = clipping.sum(examples)
         # The sum repeats examples up to a whole number of vectors; predictions are those of examples with data.
         counted = tf.range(clipping.batch_size(examples)) if present is None else tf.where(present)[:, 0]
-        own = map_examples(lambda rows: tf.gather(rows, counted), self.take_predictions(), self.model.shared_inputs)
-        return clipped, own
+        own, shared = self.take_predictions(), self.model.shared_inputs
+        return clipped, map_examples(lambda rows: tf.gather(rows, counted), own, shared)
 
     def forget_graph(self) -> None:
         """Has the sum traced again, as when another model begins to train a table."""
