@@ -93,7 +93,7 @@ def test_one_training_in_two_fits_costs_its_plan_once():
     assert accountant.epsilon() == expected and accountant.epsilon(steps=16) == np.inf
     assert accountant.max_steps(expected) == 15
     said = " ".join(accountant.statement().split())
-    assert "zero-out: data sets that differ by one user whose rows count as empty" in said
+    assert "zero-out: data sets that differ by one user, which contributes nothing in one of them" in said
     assert "noise correlated over a training of 15 steps" in said
     assert "every batch carried the proof of its draw" in said
 

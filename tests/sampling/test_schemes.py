@@ -1,6 +1,8 @@
 """Sampling against coin flips and counting, and what it makes of events."""
 
+import fractions
 import itertools
+import math
 
 import dp_accounting
 import numpy as np
@@ -9,7 +11,9 @@ import tensorflow as tf
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, NonPrivateDpEvent
 from scipy import stats
 
+from tfdp_rec.noise.words import os_entropy
 from tfdp_rec.privacy import PoissonSampling, ShuffledEpochs, epsilon_of
+from tfdp_rec.sampling import secret_draws
 from tfdp_rec.sampling.schemes import fold_gaussians
 
 
@@ -243,3 +247,63 @@ def test_a_sampled_step_costs_what_zero_out_neighbours_can_tell(noise, probabili
         both = [np.maximum(p - np.exp(epsilon) * q, 0).sum() * width for p, q in pairs]
         found = epsilon_of(PoissonSampling(1000, 1000 * probability).compose(GaussianDpEvent(noise), 1), max(both))
         assert found == pytest.approx(epsilon, abs=2e-4)
+
+
+# Where the draws come from.
+
+
+def test_draws_are_of_the_systems_entropy_and_of_no_generator_that_was_seeded_once(monkeypatch):
+    """Whoever knows a generator's state knows who is in every later batch, and amplification is gone."""
+    words = []
+    monkeypatch.setattr(secret_draws, "os_entropy", lambda count: words.append(count) or os_entropy(count))
+    monkeypatch.setattr(np.random, "default_rng", None)
+    batches = PoissonSampling(1000, 50).index_batches()
+    sizes = [len(next(batches)) for _ in range(3)]
+    assert sum(words) >= sum(sizes) > 0
+    with pytest.raises(TypeError):
+        next(PoissonSampling(1000, 50).index_batches(seed=0))  # for tests: it is seeded
+
+
+@pytest.mark.parametrize("expected", [2, 4])  # more than half: what is left out is drawn
+def test_every_subset_is_as_likely_as_under_coin_flips_of_the_systems_entropy(expected):
+    batches = PoissonSampling(5, expected).index_batches()
+    samples = [next(batches) for _ in range(20_000)]
+    assert subset_chi_square(samples, 5, expected / 5) > 1e-6
+    for wrong in (expected / 5 - 0.02, expected / 5 + 0.02):
+        assert subset_chi_square(samples, 5, wrong) < 1e-6
+
+
+@pytest.mark.parametrize("num_units, expected", [(3000, 40), (1 << 20, 300.5)])
+def test_units_are_drawn_at_the_rate_that_is_priced_and_evenly(num_units, expected):
+    batches = PoissonSampling(num_units, expected).index_batches()
+    samples = [next(batches) for _ in range(2000)]
+    assert all(np.all(np.diff(sample) > 0) and sample.dtype == np.int64 for sample in samples)
+    drawn = np.concatenate(samples)
+    rate = lambda q: stats.binomtest(len(drawn), 2000 * num_units, q).pvalue  # noqa: E731
+    assert rate(expected / num_units) > 1e-6 > max(rate(1.03 * expected / num_units), rate(0.97 * expected / num_units))
+    assert 0.85 < np.var([len(sample) for sample in samples]) / expected < 1.15
+    assert stats.chisquare(np.bincount(drawn * 16 // num_units, minlength=16)).pvalue > 1e-6
+
+
+@pytest.mark.parametrize(
+    "num_units, probability", [(1, 0.3), (7, 0.3), (7, 1.0), (40, 1 - 2**-20), (60, 1e-9), (150, 0.1)]
+)
+def test_sizes_are_binomial_to_within_2_to_the_minus_90(num_units, probability):
+    """By whole numbers: the chances that the page claims, all together."""
+    q = fractions.Fraction(probability)
+    least, ends = secret_draws.sizes(num_units, probability)
+    weights = np.diff([0, *ends])
+    exact = [math.comb(num_units, m) * q**m * (1 - q) ** (num_units - m) for m in range(num_units + 1)]
+    held = {least + number: fractions.Fraction(int(weight), ends[-1]) for number, weight in enumerate(weights)}
+    assert sum(abs(chance - held.get(size, 0)) for size, chance in enumerate(exact)) < 2**-90
+    assert set(held) <= set(range(num_units + 1))
+
+
+@pytest.mark.parametrize("entropy", ["all ones", "one after the other"])
+def test_no_word_prefers_a_unit(entropy, monkeypatch):
+    """2^64 is no multiple of 5: the last word would make unit 0 likelier, and is drawn anew."""
+    words = [2**64 - 1, 7, 7, 8] if entropy == "all ones" else [11, 12]
+    given = lambda count: np.array([words.pop(0) for _ in range(count)], np.uint64)  # noqa: E731
+    monkeypatch.setattr(secret_draws, "os_entropy", given)
+    monkeypatch.setattr(secret_draws, "sizes", lambda *_: (2, [1]))
+    assert secret_draws.poisson_sample(5, 0.4).tolist() == ([2, 3] if entropy == "all ones" else [1, 2])

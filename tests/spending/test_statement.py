@@ -20,7 +20,7 @@ def test_it_names_everything_it_rests_on():
         f"epsilon = {rounded_up(accountant.epsilon(500)):g}",
         "delta = 1e-06",
         "one user",
-        "Adjacency: zero-out: data sets that differ by one user whose rows count as empty",
+        "Adjacency: zero-out: data sets that differ by one user, which contributes nothing in one of them",
         "Poisson",
         "q = 1024/110794",
         "500 steps of Gaussian noise of multiplier 1",

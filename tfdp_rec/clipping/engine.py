@@ -3,7 +3,8 @@
 Removing or adding one example changes the sum by at most C, its sensitivity, whatever the other examples are. The sum
 carries that number with it, and the mechanisms scale their noise by it.
 
-An example whose gradient is not finite has weight zero: it counts as an example of gradient zero.
+An example whose gradient is not finite has weight zero: it counts as an example of gradient zero. A row that is not
+*present*, since its unit has no data, contributes nothing at all, whatever the row holds.
 
 In floating point a sum's rounding errors change when one example is removed. So examples are clipped to
 C / (1 + `SLACK`), and the sum is exact enough (`float_sums.py`) that the results with and without an example differ by
@@ -94,7 +95,7 @@ class ClippedSum:
         norms: ‖g_b‖ over all variables together, rounded up, `[batch]`. Private: computed from the examples.
         sensitivity: Largest change C of `gradients` by one example.
         losses: Losses of the examples, `[batch]`. Private.
-        reads: Rows that each example read, by table path. Private.
+        reads: Rows at which each example has a gradient, by table path. Private.
         ticket: Optimizer and step that the sum was computed for, and the only ones that accept it; None for none.
     """
 
@@ -136,7 +137,7 @@ def collect(
     counted: tf.Tensor | None = None,
 ) -> Factors:
     """The factors of every trainable variable from one backward pass; refused if `reading` finds examples mixed."""
-    # `counted` is 0 for repeated rows: their losses are not differentiated.
+    # Losses of rows that are not counted, being repeated or of no data, are not differentiated.
     watched = [t for call in recorder.calls for t in call.watched]
     sources = [*watched, *(resource(v) for v in recorder.direct)]
     seeds = None if counted is None else tf.cast(counted, losses.dtype)
@@ -206,19 +207,19 @@ def measure(collected: Factors) -> Measured:
 
 
 class ReadsByTable(ByPath):
-    """`Reads` of the variables that are read by row alone, without rows from number `count` on; computed when read."""
+    """`Reads` of the variables that are read by row alone, by the examples that are `counted`; computed when read."""
 
-    def __init__(self, collected: Factors, count: tf.Tensor | None = None):
+    def __init__(self, collected: Factors, counted: tf.Tensor | None = None):
         self._sparse = {path: several for path, several in collected.items() if all(f.sparse for f in several)}
         super().__init__(self._sparse)
-        self._count = count
+        self._counted = counted
 
     def __getitem__(self, path: str) -> Reads:
         all_rows = (tf.concat(parts, 0) for parts in zip(*(factor.reads() for factor in self._sparse[path])))
         example, ids, shared = all_rows
-        if self._count is None:
+        if self._counted is None:
             return Reads(example, ids, shared)
-        counts = example < tf.cast(self._count, example.dtype)
+        counts = tf.gather(self._counted, example)
         return Reads(tf.boolean_mask(example, counts), tf.boolean_mask(ids, counts), shared)
 
 
@@ -245,6 +246,7 @@ class Clipping:
         l2_norm_clip: Largest norm C of an example's contribution.
         before_read: Function that is called with a table and ids before these rows are read.
         rule: Rule of the examples' weights.
+        present: Whether each row of the batch has data, `[batch]`; the others contribute nothing. None if all have.
     """
 
     model: keras.Model
@@ -252,6 +254,7 @@ class Clipping:
     l2_norm_clip: tf.Tensor
     before_read: BeforeRead = no_settling
     rule: WeightRule = clipped
+    present: tf.Tensor | None = None
 
     def batch_size(self, batch: Any) -> tf.Tensor:
         """The number of examples in a batch."""
@@ -276,8 +279,9 @@ class Clipping:
         # Microbatches of one example have one shape already.
         alone = share is not None and share.each == 1
         repeated = aligned(batch, shared, 1 if alone else ALIGNED)
-        count = self.batch_size(batch)
-        return _Computed(repeated, count, tf.cast(tf.range(self.batch_size(repeated)) < count, tf.float32))
+        size = self.batch_size(batch)
+        present = tf.fill([size], True) if self.present is None else _here(self.present)
+        return _Computed(repeated, tf.pad(present, [[0, self.batch_size(repeated) - size]]))
 
     def _sum(self, rows: _Computed, share: Share | None, reading: StepReading) -> ClippedSum:
         refuse_other_arithmetic()
@@ -287,14 +291,13 @@ class Clipping:
                 losses = checked_losses(self.loss(rows.batch), size)
         refuse_unrecorded(self.model, recorder.calls, recorder.direct)
         collected = collect(recorder, tape, losses, reading, rows.counted)
-        return clip(collected, losses, self.l2_norm_clip, share, rows.count, self.rule)
+        return clip(collected, losses, self.l2_norm_clip, share, rows.counted, self.rule)
 
 
 class _Computed(NamedTuple):
-    """A batch of whole vectors of rows: the first `count` count, `counted` `[rows]` is 1 for these and 0 for others."""
+    """A batch of whole vectors of rows, and whether each of them counts, `[rows]`."""
 
     batch: Any
-    count: tf.Tensor
     counted: tf.Tensor
 
 
@@ -303,7 +306,7 @@ def clip(
     losses: tf.Tensor,
     l2_norm_clip: tf.Tensor,
     share: Share | None = None,
-    count: tf.Tensor | None = None,
+    counted: tf.Tensor | None = None,
     rule: WeightRule = clipped,
 ) -> ClippedSum:
     """The clipped sum of factored per-example gradients; microbatches share the slack."""
@@ -312,11 +315,10 @@ def clip(
     norms = given(norms, _not_too_many(collected, tf.size(norms), share))
     bound = tf.cast(l2_norm_clip, norms.dtype) / (1 + SLACK)
     weights = where_exact(clip_weights(norms, bound, rule), norms)
-    if count is not None:
-        # Rows that do not count have zero gradients and so weight one: with weights of zero, `_silence` would search
-        # the tensors for infinities. Weight zero where a gradient of the user's own gives something for nothing.
-        beside = tf.cast(norms <= _NOTHING * bound, weights.dtype)
-        weights = tf.where(tf.range(tf.size(norms)) < count, weights, beside)
+    counted = tf.fill(tf.shape(norms), True) if counted is None else counted
+    # Rows that do not count have zero gradients and so weight one: with weights of zero, `_silence` would search the
+    # tensors for infinities. Weight zero where a gradient of the user's own gives something for nothing.
+    weights = tf.where(counted, weights, tf.cast(norms <= _NOTHING * bound, weights.dtype))
     reach = tf.reduce_sum(tf.math.multiply_no_nan(reaches, weights)) / bound
     kinds = {len(own) == 1 and own[0].whole for own in collected.values()}
     written = 2 * _WRITTEN * float_sums.unit(tf.float32) * tf.cast(share.examples, norms.dtype)
@@ -325,8 +327,10 @@ def clip(
     size = tf.size(norms)
     by_type = {dtype: float_sums.Depth.within(slack, reach, size, dtype) for dtype in dict.fromkeys(types.values())}
     depths = {path: by_type[dtype] for path, dtype in types.items()}
-    weighted, reads = Weighted(collected, weights, depths), ReadsByTable(collected, count)
-    return ClippedSum(weighted, norms[:count], l2_norm_clip, losses[:count], reads)
+    weighted = Weighted(collected, weights, depths)
+    reads = ReadsByTable(collected, counted & tf.math.is_finite(norms))
+    norms, losses = (tf.boolean_mask(values, counted) for values in (norms, losses))
+    return ClippedSum(weighted, norms, l2_norm_clip, losses, reads)
 
 
 def _not_too_many(collected: Factors, size: tf.Tensor, share: Share) -> list[Any]:

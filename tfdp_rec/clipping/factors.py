@@ -46,7 +46,7 @@ _FLOOR = 2.0**-50  # added to lengths, √values times: above what squares lose 
 
 
 class Reads(NamedTuple):
-    """The rows of one table that were read: row `ids[i]` by `example[i]`, the `shared` rows by all examples."""
+    """Rows of one table: `example[i]` has a gradient at row `ids[i]`; all examples read the `shared` rows."""
 
     example: tf.Tensor
     ids: tf.Tensor
@@ -194,7 +194,7 @@ class Factor(abc.ABC):
         """The same numbers in float64, and so their weighted sum."""
 
     def reads(self) -> Reads:
-        """The rows that each example reads, by which mechanisms choose rows: for sparse kinds."""
+        """The rows at which each example has a gradient, by which mechanisms choose rows: for sparse kinds."""
         raise NotImplementedError(f"{type(self).__name__} is sparse and must say which examples read which rows.")
 
     def dense(self) -> PerExample:
@@ -355,8 +355,9 @@ class Rows(Factor):
         return Rows(self.ids, tf.cast(self.summed, tf.float64), self.shape)
 
     def reads(self) -> Reads:
-        batch, positions = tf.unstack(tf.shape(self.ids, tf.int64))
-        return Reads(tf.repeat(tf.range(batch), positions), tf.reshape(self.ids, [-1]), tf.zeros([0], tf.int64))
+        # What a model reads and makes nothing of, such as padding, has a gradient of zero.
+        at = tf.where(tf.reduce_any(tf.not_equal(self.summed, 0), axis=2))
+        return Reads(at[:, 0], tf.gather_nd(self.ids, at), tf.zeros([0], tf.int64))
 
 
 class Scores(Factor):

@@ -96,8 +96,8 @@ def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf
     share = Share(tf.maximum(1, (size + microbatch_size - 1) // microbatch_size), size, microbatch_size)
 
     def part(start: tf.Tensor) -> ClippedSum:
-        piece = map_examples(lambda t: t[start : start + microbatch_size], batch, shared)
-        clipped = sum_of(clipping, piece, share)
+        piece, present = map_examples(lambda t: t[start : start + microbatch_size], (batch, clipping.present), shared)
+        clipped = sum_of(dataclasses.replace(clipping, present=present), piece, share)
         first = tf.cast(start, tf.int64)  # example numbers are those of the whole batch
         reads = {path: r._replace(example=r.example + first) for path, r in clipped.reads.items()}
         return dataclasses.replace(clipped, reads=reads)

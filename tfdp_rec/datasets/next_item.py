@@ -2,8 +2,9 @@
 
 One example a user and draw, so with Poisson-sampled users the guarantee is **user-level**: all that a user has is
 behind at most one row of a batch. The label's place is uniform among all but the first, which has nothing before it.
-Every user is a unit: a user with one item gives it as label, without context; a user with none gives label 0, which
-models count as no loss. Where items have no order, the label is any of them and the context any 20 others.
+Every user is a unit: a user with one item gives it as label, without context; a user with none gives label 0 and
+contributes nothing, which models of this package see by the label, and others by `present`. Where items have no order,
+the label is any of them and the context any 20 others.
 
 A user's one gradient may be made of many labels, which the same clip bounds: with `every_place` an example is a window
 of a user's items at a random place, and each item of it but the first is a label. It is what a model that reads its
@@ -39,6 +40,8 @@ Features = dict[str, NDArray[Any]]
 
 class NextItemExamples:
     """Examples of some users; `fetch` and `shared` are what a sampling's `batches` asks for.
+
+    `sampling.batches(examples.fetch, shared=examples.shared, present=examples.present)` makes batches of them.
 
     Args:
         log: The users' items, in memory or mapped from disk.
@@ -111,6 +114,10 @@ class NextItemExamples:
         if self.every_place:
             return self._windows(indices, self._rng)
         return self._examples(indices, self._positions(indices, self._rng), self._rng)
+
+    def present(self, indices: ArrayLike) -> NDArray[np.bool_]:
+        """Whether each user at these indices has a label, for `batches(examples.fetch, present=examples.present)`."""
+        return self.lengths[np.asarray(indices, np.int64)] > int(self.every_place)
 
     def shared(self) -> Features:
         """Fresh negatives, if there are any, for `batches(examples.fetch, shared=examples.shared)`."""

@@ -49,7 +49,7 @@ class SharedTimelines:
             return self._examples(held, indices, tf.clip_by_value(positions, 0, tf.maximum(lengths - 1, 0)))
 
         shared = (lambda: {"negatives": self._draw_negatives()}) if self.negatives else None
-        return sampling.graph_batches(fetch, shared=shared)
+        return sampling.graph_batches(fetch, shared=shared, present=lambda i: tf.gather(held["lengths"], i) > 0)
 
     def _examples(self, held: dict[str, tf.Tensor], indices: tf.Tensor, positions: tf.Tensor) -> dict[str, tf.Tensor]:
         """Labels at these places of the timelines, with what comes before."""

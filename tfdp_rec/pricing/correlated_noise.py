@@ -165,8 +165,8 @@ class Correlation:
           stops early releases a part of them, and is covered.
         - Steps beyond the plan are not covered. They need a new plan with fresh noise, whose event is composed with
           this one's.
-        - Zero-out adjacency: data sets that differ by one unit whose rows count as empty. The steps of other units must
-          not move for that. No amplification is claimed, so the order may be known.
+        - Zero-out adjacency: data sets that differ by one unit, which contributes nothing in one of them. The steps of
+          other units must not move for that. No amplification is claimed, so the order may be known.
 
     Args:
         strategy: C.

@@ -5,10 +5,11 @@ Its seat stays **empty** if its unit
 
     was in one of the last b − 1 batches, or is in this one already, or has been in k batches.
 
-No other event moves into an empty seat, so that leaving out all events of a unit changes no other seat: the data sets
-are neighbours under zero-out adjacency, and the steps of a unit are as far apart and as few as a plan with separation b
-and k participations assumes. The state is the last batch of each unit and its number of seats; it is private, as the
-stream is.
+No other event moves into an empty seat, which stays a row of its batch, of zeros, that contributes nothing: a batch has
+B rows for any data (the last of a stream, as many as there are events). So leaving out all events of a unit changes no
+other seat: the data sets are neighbours under zero-out adjacency, and the steps of a unit are as far apart and as few
+as a plan with separation b and k participations assumes. The state is the last batch of each unit and its number of
+seats; it is private, as the stream is.
 
 After an interruption the same events are given again from their beginning, with `position`; the batches before it are
 seated again and left out. The events of the next day are the next *part*: `next_part`, and `save` between processes.
@@ -61,8 +62,11 @@ class BoundedStream(Order):
     Example:
         >>> stream = BoundedStream(100, 2, unit="user", separation=2, participations=2)
         >>> events = lambda: iter([{"user": np.array([7, 8, 7, 9, 7]), "item": np.arange(5)}])
-        >>> [drawn.batch["item"].numpy().tolist() for drawn in stream.batches(events, "user")]
-        [[0, 1], [3], [4]]
+        >>> for drawn in stream.batches(events, "user"):
+        ...     print(drawn.batch["user"].numpy(), drawn.draw.present.numpy())
+        [7 8] [ True  True]
+        [0 9] [False  True]
+        [7] [ True]
     """
 
     def __init__(
@@ -158,8 +162,8 @@ class BoundedStream(Order):
             self._check_events(part, place, users, seats)
             if place < position:  # trained on already: its units keep their seats
                 continue
-            draw = iteration, place - position, int(seated.sum()), place
-            yield draw, tf.nest.map_structure(lambda column: column[seated], rows)  # noqa: B023
+            draw = iteration, place - position, len(users), place, seated
+            yield draw, tf.nest.map_structure(lambda column: _emptied(column, ~seated), rows)  # noqa: B023
 
     def _check_events(self, part: list[int], place: int, users: list[Any], seats: Seats) -> None:
         """Notes the units of a batch; if a batch was handed out in this place before, compares its units."""
@@ -209,9 +213,8 @@ class BoundedStream(Order):
         if self._handed_out or self._begin.batches:
             raise ValueError("load belongs before the first batch: this stream has handed out some already.")
         self._begin.load(path)
-        with np.load(path, allow_pickle=False) as held:  # older files do not say
-            handed_out = held["handed_out"].tolist() if "handed_out" in held else []
-        self._furthest, self._handed_out = self._begin, handed_out
+        with np.load(path, allow_pickle=False) as held:
+            self._furthest, self._handed_out = self._begin, held["handed_out"].tolist()
 
     def compose_independent(self, runs: Sequence[Run], restarts: int) -> DpEvent:
         """A unit's participations, charged where noise is least."""
@@ -295,15 +298,20 @@ class Seats:
     def load(self, path: str) -> None:
         """Reads a file that `save` wrote; refuses one that is incomplete, or in which two users are equal."""
         with np.load(path, allow_pickle=False) as held:
-            users, last, count, batches = (held[name] for name in ("users", "last", "count", "batches"))
-            marked = "marked" in held and bool(held["marked"])  # older files have no marks
+            users, marked, last, count, batches = (held[name] for name in "users marked last count batches".split())
         if not len(users) == len(last) == len(count):
             raise ValueError(f"{path} is not a whole state of a stream.")
         self._numbers = {user[:-1] if marked else user: number for number, user in enumerate(users.tolist())}
-        rounded = users.dtype.kind == "f" and bool((np.abs(users) >= 2**53).any())  # of older files
-        if len(self._numbers) != len(users) or rounded:
-            raise ValueError(f"{path} holds users whose names were cut off or rounded: its seats are not known.")
+        if len(self._numbers) != len(users):
+            raise ValueError(f"{path} holds a user twice: its seats are not known.")
         self._last, self._count, self.batches = last, count, int(batches)
+
+
+def _emptied(column: Any, empty: NDArray[np.bool_]) -> NDArray[Any]:
+    """A column without what the events of empty seats hold."""
+    kept = np.array(column)
+    kept[empty] = b"" if kept.dtype == object else np.zeros((), kept.dtype)
+    return kept
 
 
 def _checksum(users: list[Any]) -> int:

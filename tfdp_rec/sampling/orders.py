@@ -1,8 +1,8 @@
 """Orders: data whose batches have places, so that noise can be planned over them and take back what it added before.
 
 The steps of a unit must lie as the plan assumes: at least `separation` apart, and at most `participations` of them.
-Each batch carries its *place* to the step, which refuses it where another one is due. Under zero-out adjacency (the
-rows of a unit count as empty, and no other rows move up) a planned training then costs what its plan says, once, for
+Each batch carries its *place* to the step, which refuses it where another one is due. Under zero-out adjacency (a
+unit contributes nothing, and no other rows move up) a planned training then costs what its plan says, once, for
 every number of its steps:
 
     plan of correlated noise C, n_t = C⁻¹ z:    one Gaussian of multiplier σ / S(C, N, b)

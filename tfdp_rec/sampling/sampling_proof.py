@@ -43,8 +43,9 @@ class Draw(tf.experimental.ExtensionType):
         shared: Keys of the batch's entries that came from the sampling's `shared`.
         iteration: Random name of the iteration (`names.py`).
         number: Number of the draw within its iteration.
-        size: Number of units drawn.
+        size: Number of rows: one for each unit drawn, or for each seat.
         place: Place in an order, counted from its beginning; the number, where there is no order.
+        present: Whether each row has data. The others contribute nothing: no gradient, no loss, no vote.
     """
 
     sampling: str
@@ -54,6 +55,7 @@ class Draw(tf.experimental.ExtensionType):
     number: tf.Tensor
     size: tf.Tensor
     place: tf.Tensor
+    present: tf.Tensor
 
     class Spec:
         """The type of a draw; refuses to take batches apart or to join them, with the reason."""
@@ -105,7 +107,7 @@ def as_tensors(data: Any) -> Any:
     """A drawn batch as tensors alone, for transformations that refuse its type; other data unchanged."""
     if not isinstance(data, Drawn):
         return data
-    return data.batch, (data.draw.iteration, data.draw.number, data.draw.size, data.draw.place)
+    return data.batch, (data.draw.iteration, data.draw.number, data.draw.size, data.draw.place, data.draw.present)
 
 
 def as_drawn(spec: Any, data: Any) -> Any:
@@ -150,7 +152,7 @@ def source_of(spec: Any, shared: Sequence[str] | None = None, expected_batch_siz
 
 
 def checked_batch(data: Any, shared: Sequence[str], expected_batch_size: float | None = None) -> tuple[Any, Source]:
-    """The batch of a step and its source; in the graph, the batch is computed only after the checks of its draw."""
+    """The data of a step and their source; in the graph, the batch is computed only after the checks of its draw."""
     source = source_of(data, shared, expected_batch_size)
     if source.sampling is None:
         return without_draw(data), source
@@ -162,7 +164,7 @@ def checked_batch(data: Any, shared: Sequence[str], expected_batch_size: float |
         batch = tf.nest.map_structure(lambda v: v if v is None else tf.identity(v), batch)
         begins = given(tf.cast(tf.equal(draw.number, 0), tf.int64), rows)
         position = draw.iteration + draw.number
-        return batch, dataclasses.replace(source, begins=begins, position=position, place=draw.place)
+        return Drawn(batch, draw), dataclasses.replace(source, begins=begins, position=position, place=draw.place)
 
 
 def check_rows(data: Any, shared: Sequence[str]) -> Any:
@@ -171,7 +173,7 @@ def check_rows(data: Any, shared: Sequence[str]) -> Any:
         return without_draw(data)
     _refuse_seeing_shared(data.batch, data.draw.shared, shared)
     with tf.control_dependencies(_check_rows(example_leaves(data.batch, shared), data.draw.size)):
-        return tf.nest.map_structure(lambda v: v if v is None else tf.identity(v), data.batch)
+        return data._replace(batch=tf.nest.map_structure(lambda v: v if v is None else tf.identity(v), data.batch))
 
 
 def draw_numbers(data: Any) -> tf.Tensor:
@@ -325,7 +327,7 @@ def generated(
     map: Callable[..., Any] | None,  # noqa: A002
     seeded: bool = False,
 ) -> tf.data.Dataset:
-    """Elements ((iteration, number, size, place), rows) of a generator as `Drawn`, with what the batch shares."""
+    """Elements (numbers of `Draw`, rows) of a generator as `Drawn`, with what the batch shares."""
     keys: list[str] = []
     if shared is not None:
         example = shared()
@@ -335,7 +337,7 @@ def generated(
         for numbers, rows in drawn():
             yield numbers, rows if shared is None else joined(rows, shared())
 
-    numbers = (tf.TensorSpec([], tf.int64),) * 4
+    numbers = (*(tf.TensorSpec([], tf.int64),) * 4, tf.TensorSpec([None], tf.bool))
     rows = tf.data.Dataset.from_generator(elements, output_signature=(numbers, signature))
     return dataset_of(rows, sampling, seeded, keys, map)
 
@@ -343,7 +345,7 @@ def generated(
 def dataset_of(
     rows: tf.data.Dataset, sampling: Any, seeded: bool, shared: Sequence[str], map: Callable[..., Any] | None  # noqa: A002
 ) -> tf.data.Dataset:
-    """Elements ((iteration, number, size, place), batch) as `Drawn`, each batch after `map`."""
+    """Elements (numbers of `Draw`, batch) as `Drawn`, each batch after `map`."""
     changed: list[str] = []
 
     def drawn(numbers: tuple[tf.Tensor, ...], batch: Any) -> Drawn:

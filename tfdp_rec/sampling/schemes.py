@@ -10,9 +10,10 @@ is then Binomial(n, q), and given its size m every set of m units is equally lik
 so drawing the size and then a set of that size without replacement is the same distribution as n coin flips,
 at a cost of the batch rather than of the data set. A step whose event is E costs PoissonSampled(q, E).
 
-**Neighbours are zero-out**, for every scheme: the number of units n is public, so D' has as many units as D, and the
-rows of one of them count as empty (zero gradient). A Poisson-sampled step then gives, with s the sum over the other
-units that were drawn and g the gradient of the one in question,
+**Neighbours are zero-out**, for every scheme: the number of units n is public, so D' has as many units as D, one of
+which *contributes nothing* in D': its row is there, and whatever it holds, no gradient, loss or vote for a row comes of
+it (`present`; a loss of zero has the same effect). A row of zeros is a row of data like any other. A Poisson-sampled
+step then gives, with s the sum over the other units that were drawn and g the gradient of the one in question,
 
     D:  (1 - q) N(s, σ²) + q N(s + g, σ²)          D':  N(s, σ²)
 
@@ -26,13 +27,15 @@ Several Gaussians on one batch are one Gaussian: scaled to unit noise, N(f_i/σ_
 sensitivity Σ 1/σ_i², so noise multipliers σ_1, σ_2, ... together equal (Σ σ_i^-2)^(-1/2). This is exact also
 when they are chosen adaptively.
 
-The randomness comes from the operating system's entropy. Which units were sampled is secret: amplification holds only
-against an attacker that does not know it. So no generator state is ever kept, and a resumed run draws afresh.
+The randomness comes from the operating system's entropy (`secret_draws.py`). Which units were sampled is secret:
+amplification holds only against an attacker that does not know it. So there is no generator whose state could be
+found, and a resumed run draws afresh. Shuffled epochs claim no amplification, and their order may be known.
 """
 
 from __future__ import annotations
 
 import abc
+import itertools
 import math
 import secrets
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -44,6 +47,7 @@ from dp_accounting import DpEvent, GaussianDpEvent
 
 from tfdp_rec.sampling.fetch import Fetch, Shared, checked_rows, joined, signature_of
 from tfdp_rec.sampling.names import NAMED, new_iteration
+from tfdp_rec.sampling.secret_draws import poisson_sample
 
 Run = tuple[DpEvent, int]
 ZERO_OUT = "zero-out"
@@ -127,6 +131,7 @@ class Sampling(abc.ABC):
         *,
         shared: Shared | None = None,
         map: Callable[..., Any] | None = None,  # noqa: A002
+        present: Callable[[Any], Any] | None = None,
     ) -> Any:
         """An endless tf.data.Dataset of `Drawn(batch, draw)`: batches that prove to a private step how they were drawn.
 
@@ -143,6 +148,8 @@ class Sampling(abc.ABC):
                 dict; the drawn units are hidden from it. Its entries join the dict that `fetch` returns, or the first
                 entry of a tuple.
             map: TensorFlow function from batch to batch that works row by row, as `Dataset.map` takes it.
+            present: Function from an array of unit indices to booleans: whether each unit has data. The rows of the
+                others contribute nothing, whatever they hold. None if all units have data.
 
         Raises:
             NotPrivate: `fetch` does not return one row for each index.
@@ -157,14 +164,15 @@ class Sampling(abc.ABC):
             raise ValueError("position means nothing without a seed: a resumed run draws fresh batches. Omit it.")
         self._in_use = True
         signature = output_signature or signature_of(fetch, self.num_units)
-        drawn = lambda: self._fetched(fetch, seed, position)  # noqa: E731
+        drawn = lambda: self._fetched(fetch, seed, position, present)  # noqa: E731
         dataset = sampling_proof.generated(drawn, signature, self, shared, map, seeded=seed is not None)
         return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)).prefetch(1)
 
-    def _fetched(self, fetch: Fetch, seed: int | None, position: int) -> Iterator[Any]:
+    def _fetched(self, fetch: Fetch, seed: int | None, position: int, present: Any) -> Iterator[Any]:
         iteration = new_iteration()
         for number, indices in enumerate(self.index_batches(seed, position)):
-            draw = iteration, number, len(indices), position + number
+            there = np.ones(len(indices), bool) if present is None else np.asarray(present(indices), bool)
+            draw = iteration, number, len(indices), position + number, there
             yield draw, checked_rows(fetch(indices), len(indices))
 
     def get_state(self) -> dict[str, Any]:
@@ -223,8 +231,8 @@ class PoissonSampling(Sampling):
     """Every unit in every batch independently with probability q = expected_batch_size / num_units.
 
     Batches vary in size and may be empty. Guarantee: a step with event E costs PoissonSampled(q, E), however the steps
-    are interrupted and resumed. The number of units is public: an absent unit is drawn as an empty row, so that no
-    shape depends on the data.
+    are interrupted and resumed. The number of units is public: a unit without data is drawn as any other, and has a row
+    that contributes nothing, so that no shape depends on the data.
 
     Args:
         num_units: Number of units; treated as public.
@@ -246,11 +254,10 @@ class PoissonSampling(Sampling):
 
     def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
         """Endless Poisson samples of range(num_units), as int64 arrays in no particular order."""
-        generator = np.random.default_rng()
-        while True:
-            if seed is not None:
-                generator = np.random.default_rng([seed, position])
-                position += 1
+        while seed is None:
+            yield poisson_sample(self.num_units, self.probability)
+        for number in itertools.count(position):
+            generator = np.random.default_rng([seed, number])
             size = generator.binomial(self.num_units, self.probability)
             yield generator.choice(self.num_units, size, replace=False, shuffle=False)
 
@@ -260,6 +267,7 @@ class PoissonSampling(Sampling):
         *,
         shared: Callable[[], dict[str, Any]] | None = None,
         map: Callable[..., Any] | None = None,  # noqa: A002
+        present: Callable[[Any], Any] | None = None,
     ) -> Any:
         """`batches` made of TensorFlow operations alone, for the workers of a cluster.
 
@@ -272,6 +280,7 @@ class PoissonSampling(Sampling):
             shared: Function without arguments that makes what all examples of a batch share, as a dict of tensors; the
                 drawn units are hidden from it.
             map: Function from batch to batch that works row by row, as `Dataset.map` takes it.
+            present: Function from a tensor of unit indices to booleans, as in `batches`.
 
         Example:
             >>> sampling = PoissonSampling(num_units=4, expected_batch_size=4)
@@ -294,7 +303,8 @@ class PoissonSampling(Sampling):
                 made = shared()
                 keys.update(made)
                 rows = joined(rows, made)
-            return (iteration, number, tf.size(indices, tf.int64), number), rows
+            there = tf.ones_like(indices, tf.bool) if present is None else present(indices)
+            return (iteration, number, tf.size(indices, tf.int64), number, there), rows
 
         dataset = numbered_draws(self.num_units, self.probability).map(fetched)
         return sampling_proof.dataset_of(dataset, self, False, sorted(keys), map).prefetch(2)

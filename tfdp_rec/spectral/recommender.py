@@ -184,7 +184,7 @@ class SpectralRecommender:
         return Statement({
             "Guarantee": f"(epsilon = {rounded_up(self.epsilon):g}, delta = {self.delta:g})-differential privacy",
             "Protected unit": "one user, with all of their history",
-            "Adjacency": "zero-out: data sets that differ by one user whose history counts as empty",
+            "Adjacency": "zero-out: data sets that differ by one user, which contributes nothing in one of them",
             "Mechanism": f"{self.counted_users}counts of all items with Gaussian noise of multiplier "
             f"{self.split.counts:.4g}; pairs of the {len(self.released.head)} items that these put first, of "
             f"multiplier {self.split.gram:.4g}; together no more than one Gaussian of multiplier "

@@ -71,7 +71,8 @@ def statement(
     fields = {
         "Guarantee": _guarantee(void, epsilon, delta),
         "Protected unit": f"one {unit}, giving at most one row to any batch",
-        "Adjacency": f"{sampling.adjacency}: data sets that differ by one {unit} whose rows count as empty",
+        "Adjacency": f"{sampling.adjacency}: data sets that differ by one {unit}, which contributes nothing in one of "
+        "them",
         "Sampling": drawn,
         "Mechanism": "; ".join(f"{n} steps of {events.in_words(each)}" for each, n in runs) or "no step yet",
         "Spent besides": "; ".join(f"{label}: {events.in_words(each)}" for each, label in besides),

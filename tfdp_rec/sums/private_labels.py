@@ -13,8 +13,8 @@ so that a loss that is linear in the labels, as cross-entropy is, has the mean t
 outside 0 ... 1.
 
 **What is protected is one label**, not that a row exists, nor its features, nor another row of the same user: the
-labels of ten rows of a user cost 10 ε. ε holds where a label is replaced by another, and where its row counts as empty,
-for which l is uniform.
+labels of ten rows of a user cost 10 ε. ε holds where a label is replaced by another, and where its row contributes
+nothing, for which l is uniform.
 
 Reference:
     S. Warner, Randomized response, 1965; P. Kairouz, S. Oh, P. Viswanath, Extremal mechanisms for local differential

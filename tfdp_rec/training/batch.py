@@ -17,7 +17,7 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import batches
 from tfdp_rec.clipping.batches import map_examples
-from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, checked_batch, without_draw
+from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Drawn, Source, checked_batch, without_draw
 
 
 class LookAhead(NamedTuple):
@@ -34,12 +34,14 @@ class Batch:
     examples: Any  # tensors, as the model's `per_example_loss` takes them
     upcoming: Mapping[str, tf.Tensor] = dataclasses.field(default_factory=dict)  # ids of the next batch, by table path
     source: Source = NO_SAMPLING  # origin of the batch, as far as it is proved
+    present: Any = None  # whether each row has data; the others contribute nothing. None if all have
 
     @classmethod
     def from_data(cls, data: Any, shared_inputs: Sequence[str] = ()) -> Batch:
         """The batch in an element of training data."""
         upcoming = data.upcoming if isinstance(data, LookAhead) else {}
-        return cls(batches.hide_batch_axis(batches.tensors(examples_of(data)), shared_inputs), upcoming)
+        drawn, examples = _drawn(data), batches.hide_batch_axis(batches.tensors(examples_of(data)), shared_inputs)
+        return cls(examples, upcoming, present=drawn.draw.present if isinstance(drawn, Drawn) else None)
 
     @classmethod
     def proved(cls, data: Any, shared_inputs: Sequence[str], expected_batch_size: float) -> Batch:

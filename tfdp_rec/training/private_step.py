@@ -57,7 +57,7 @@ class PrivateStep:
         """The clipped sum of a batch, always computed in a graph; rows that owe noise get it before they are read."""
         self._refuse_another_length(batch)
         with self.model.release.in_step(), tf.control_dependencies(batch.tensors):
-            clipped, self._predictions = self._graph(batch.examples, clip)
+            clipped, self._predictions = self._graph(batch.examples, clip, batch.present)
         return clipped
 
     def _refuse_another_length(self, batch: Batch) -> None:
@@ -74,18 +74,20 @@ class PrivateStep:
                 "the length does not depend on the data."
             )
 
-    def _sum(self, examples: Any, clip: tf.Tensor) -> tuple[ClippedSum, Any]:
+    def _sum(self, examples: Any, clip: tf.Tensor, present: tf.Tensor | None = None) -> tuple[ClippedSum, Any]:
         def loss(examples: Any) -> tf.Tensor:
             return self.losses(Batch(examples))
 
         size = self.microbatch_size
-        clipping = Clipping(self.model, loss, clip, self.model.release.before_read, self.model.optimizer.clip_rule)
+        before_read, rule = self.model.release.before_read, self.model.optimizer.clip_rule
+        clipping = Clipping(self.model, loss, clip, before_read, rule, present)
         if size is not None:
             return in_parts(clipping, examples, size), None
         clipped = clipping.sum(examples)
-        # The sum repeats examples up to a whole number of vectors; predictions are those of the batch alone.
-        number = tf.size(clipped.losses)
-        return clipped, map_examples(lambda t: t[:number], self.take_predictions(), self.model.shared_inputs)
+        # The sum repeats examples up to a whole number of vectors; predictions are those of examples with data.
+        counted = tf.range(clipping.batch_size(examples)) if present is None else tf.where(present)[:, 0]
+        own, shared = self.take_predictions(), self.model.shared_inputs
+        return clipped, map_examples(lambda rows: tf.gather(rows, counted), own, shared)
 
     def forget_graph(self) -> None:
         """Has the sum traced again, as when another model begins to train a table."""

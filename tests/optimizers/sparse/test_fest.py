@@ -113,15 +113,6 @@ def test_a_label_is_of_one_look_and_kept_with_it():
         assert Preselection.from_config(saved).label == Preselection(**saved).label == look.label
 
 
-def test_a_choice_saved_before_there_were_ids_keeps_its_label():
-    """Ledgers have paid for it under that: a hash of its rows."""
-    config = {"rows": {"a": [2, 1], "b": []}, "noise_multiplier": 1.0}
-    assert Preselection.from_config(config).label == "pre-selection of 2 rows (bf6f4276)"
-    assert Preselection.from_config({**config, "rows": {"a": [1, 2], "b": []}}).label.endswith("(bf6f4276)")
-    again = Preselection.from_config(Preselection.from_config(config).get_config())
-    assert again.label == "pre-selection of 2 rows (bf6f4276)"
-
-
 @pytest.mark.parametrize("num_looks, through_a_file", [(1, False), (1, True), (2, False)])
 def test_each_private_look_at_the_data_is_paid_once(tmp_path, num_looks, through_a_file):
     """Two looks that choose the same rows were one payment: the label was a hash of the rows."""

@@ -87,7 +87,7 @@ def statement(run: Run, spent: float, recommender: SpectralRecommender) -> State
         "Guarantee": f"(epsilon = {rounded_up(spent):g}, delta = {run.delta:g})-differential privacy",
         **run.days_field(day),
         "Protected unit": f"one user of the log, with all of their rows{' of all days' * several}",
-        "Adjacency": "zero-out: logs that differ by one user whose rows count as none",
+        "Adjacency": "zero-out: logs that differ by one user, which contributes nothing in one of them",
         "Mechanism": f"{items}; then {recommender.counted_users}counts of these with Gaussian noise of multiplier "
         f"{recommender.split.counts:.4g}, and pairs of the {len(recommender.released.head)} that these put first, of "
         f"multiplier {recommender.split.gram:.4g}, over {recommender.num_users} users{nearly}",

@@ -92,7 +92,7 @@ def _batches_from(run: Run, made: int) -> Any:
     examples, sampling = examples_of(run), run.users.sampling
     position: dict[str, Any] = {"position": made} if isinstance(sampling, FixedOrder) else {}
     assert sampling is not None
-    return sampling.batches(examples.fetch, shared=examples.shared, **position)
+    return sampling.batches(examples.fetch, shared=examples.shared, present=examples.present, **position)
 
 
 def examples_of(run: Run) -> NextItemExamples:

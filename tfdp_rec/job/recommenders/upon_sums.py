@@ -44,4 +44,4 @@ def _batches(run: Run) -> Any:
         run.log, run.users.train, HISTORY, run.negatives(upon_sums.name), every_place=True, repeats=False,
         released_counts=run.upon.popularity,
     )  # fmt: skip
-    return run.sampling.batches(examples.fetch, shared=examples.shared)
+    return run.sampling.batches(examples.fetch, shared=examples.shared, present=examples.present)

@@ -1,6 +1,6 @@
 """AdaFEST: at every step, update only the rows that a noisy vote of this batch elects.
 
-  counts = Σ_i [1 on the rows that example i read]_C1              clipped over all tables together
+  counts = Σ_i [1 on the rows that example i has a gradient at]_C1      clipped over all tables together
   chosen = {b : counts_b + N(0, (s1 C1)^2) ≥ τ}                   over every row of every table
   θ_b ← θ_b - η ((Σ_i [grad_i]_C2)_b + N(0, (s2 C2)^2)) / B    for chosen b;  others stay bit for bit
 
@@ -42,7 +42,7 @@ class AdaFEST(SelectingOptimizer):
 
     Args:
         learning_rate: Learning rate: a number or a Keras schedule.
-        contribution_clip: C1, the bound on the norm of what an example adds to the counts. An example reads k rows:
+        contribution_clip: C1, the bound on the norm of what an example adds to the counts. An example moves k rows:
             √(k) clips nothing, 1 gives each row the vote 1/√(k).
         contribution_noise_multiplier: Noise multiplier s1 of the counts.
         threshold: Positive threshold τ that a noisy count must reach.

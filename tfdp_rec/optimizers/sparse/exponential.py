@@ -1,6 +1,6 @@
 """Exponential selection: at every step, update m rows drawn by the exponential mechanism. A baseline.
 
-  chosen = the m largest of e0 * (examples that read b) + Gumbel_b,    over every row b of every table
+  chosen = the m largest of e0 * (examples with a gradient at b) + Gumbel_b,    over every row b of every table
   θ_b ← θ_b - η (g_b + N(0, (σ C / B)^2))    for chosen b;  others stay bit for bit
 
 Guarantees:

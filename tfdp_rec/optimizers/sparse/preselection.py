@@ -19,7 +19,6 @@ Reference:
 
 from __future__ import annotations
 
-import hashlib
 import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -104,13 +103,7 @@ class Preselection:
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> Preselection:
         """Rebuilds a choice from `get_config`."""
-        choice = cls(**config)
-        if "id" not in config:  # of a version before there were ids: it was paid for under a hash of its rows
-            digest = hashlib.sha256()
-            for path in sorted(choice.rows):
-                digest.update(path.encode() + b"\0" + np.sort(choice.rows[path]).tobytes())
-            choice.id = digest.hexdigest()[:8]
-        return choice
+        return cls(**config)
 
 
 def noisy_frequencies(
