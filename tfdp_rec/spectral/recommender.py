@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import IO, Any, TypeAlias
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
@@ -185,9 +185,9 @@ class SpectralRecommender:
         self._refuse_of_run()
         if math.isinf(self.epsilon):
             return Statement({"Guarantee": "none: the noise was supplied by a test, and can be subtracted"})
-        earlier = self.released.fits - 1
+        spent = epsilon_of(ComposedDpEvent([event for event, _ in self.uses]), self.delta)  # of all fits in its sums
         return Statement({
-            "Guarantee": f"(epsilon = {rounded_up(self.epsilon):g}, delta = {self.delta:g})-differential privacy",
+            "Guarantee": f"(epsilon = {rounded_up(spent):g}, delta = {self.delta:g})-differential privacy",
             "Protected unit": "one user, with all of their history",
             "Adjacency": "zero-out: data sets that differ by one user whose history counts as empty",
             "Mechanism": f"{self.counted_users}counts of all items with Gaussian noise of multiplier "
@@ -199,7 +199,7 @@ class SpectralRecommender:
             + f"the catalogue of {len(self.catalogue)} items"
             + (", with their features" if self.has_features else ""),
             "Covers": "everything that this recommender holds, answers or exports"
-            + (f", but for the {earlier} earlier releases in it, each of which costs what it cost" if earlier else ""),
+            + (f", with the {self.released.fits - 1} earlier fits in its sums" if self.released.fits > 1 else ""),
             "Does not cover": "another fit on the same users, which costs as much again; users whose history comes in "
             "more than one piece; an observer of the memory of the counting",
         })  # fmt: skip
