@@ -111,7 +111,7 @@ def test_what_is_spent_before_training_is_part_of_the_plan():
     rows = Preselection({"t": np.arange(4)}, noise_multiplier=20.0)
     with pytest.raises(ValueError, match="spent="):
         tfdp_rec.FEST(0.1, plan=plan_of(), preselection=rows)
-    plan = plan_of(spent=[(rows.dp_event(), rows.label)])
+    plan = plan_of(spent=[rows.use])
     assert plan.noise_multiplier > plan_of().noise_multiplier
     tfdp_rec.FEST(0.1, plan=plan, preselection=rows)
 
@@ -263,7 +263,7 @@ def test_a_plan_for_other_data_says_so(tmp_path):
 def test_rows_that_were_chosen_and_paid_for_need_not_be_paid_again(tmp_path):
     rows = Preselection({"t": np.arange(4)}, noise_multiplier=20.0)
     path = tmp_path / "ledger.jsonl"
-    plan_of(ledger=path, spent=[(rows.dp_event(), rows.label)]).accountant.close()
+    plan_of(ledger=path, spent=[rows.use]).accountant.close()
     tfdp_rec.FEST(0.1, plan=plan_of(ledger=path), preselection=rows)
     assert len(read(path).paid) == 1
 

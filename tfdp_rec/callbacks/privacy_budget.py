@@ -20,7 +20,7 @@ import keras
 
 from tfdp_rec.sampling.sampling_proof import Source
 from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.entries import Changes, id_of_use
+from tfdp_rec.spending.entries import Changes
 from tfdp_rec.spending.meter import Meter, void_of
 
 _MADE = operator.attrgetter("made")
@@ -81,9 +81,9 @@ class PrivacyBudget(keras.callbacks.Callback):
         self.accountant.give_back_unused()  # what a fit that was cut off left open: each is paid for by itself
         self._check_source()
         # The optimizer's own choices, such as a pre-selection of rows, cost before the first step.
-        for event, label in getattr(self.model.optimizer, "events_before_training", list)():
-            if (event, label) not in self.accountant.spent_besides:
-                self.accountant.spend(event, label, id_of_use(event, label))
+        for use in getattr(self.model.optimizer, "events_before_training", list)():
+            if not self.accountant.has_spent(use):
+                self.accountant.spend(use[0], use[1], use.id)
         # Number of iterations of the batches that this fit may begin: under shuffling each costs as much as an epoch.
         self.accountant.restarts_ahead = 1 if self.params.get("steps") else max(1, int(self.params.get("epochs") or 1))
         self._foreseen = self.accountant.begun + self.accountant.restarts_ahead

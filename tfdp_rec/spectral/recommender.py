@@ -41,6 +41,7 @@ from tfdp_rec.spectral.features import arrays_of, item_vectors, likeness, vector
 from tfdp_rec.spectral.gram import grid_gram
 from tfdp_rec.spectral.near_pairs import WINDOW, near_pairs
 from tfdp_rec.spectral.release import Release
+from tfdp_rec.spending.entries import Use, id_of_use
 from tfdp_rec.spending.statement import Statement, rounded_up
 from tfdp_rec.sums.counts import private_counts
 from tfdp_rec.sums.fixed_point import ONE, checked_noise, released, released_pairs
@@ -146,8 +147,8 @@ class SpectralRecommender:
         return epsilon_of(self.event, self.delta)
 
     @property
-    def uses(self) -> list[tuple[DpEvent, str]]:
-        """(event, label) of each fit in its sums, for `PrivatePlan(spent=)`; no other fit has such a label.
+    def uses(self) -> list[Use]:
+        """The fits in its sums, for `PrivatePlan(spent=)`.
 
         Raises:
             RuntimeError: Nothing was released yet.
@@ -160,18 +161,19 @@ class SpectralRecommender:
         if len(made.multipliers) != made.fits or not np.isfinite(made.multipliers).all():
             raise ValueError(
                 "The file of these sums is of an earlier version, and does not tell what each of its fits cost: give "
-                "these costs as (event, label) pairs, spent=."
+                "these costs as tfdp_rec.privacy.Use(event, label), spent=."
             )
         fits = zip(made.multipliers.tolist(), made.names.tolist(), strict=True)
         kind = GaussianDpEvent if made.private else lambda noise: NonPrivateDpEvent()
-        return [(kind(noise), f"private sums {name}") for noise, name in fits]
+        several = [(kind(noise), f"private sums {name}") for noise, name in fits]
+        return [Use(*each, id_of_use(*each)) for each in several]
 
     def _refuse_of_run(self) -> None:
         if self.released.of_run:
             raise ValueError(
                 "These sums are a run's, which may have found its items privately, too: what all of it has cost is in "
-                "its ledger.jsonl and statement.txt. Give that as (event, label) pairs, spent=[(paid.event, "
-                "f'{paid.label} {paid.id}') for paid in tfdp_rec.spending.ledger.read(path).paid]."
+                "its ledger.jsonl and statement.txt. Give that, spent=[tfdp_rec.privacy.Use(paid.event, paid.label, "
+                "paid.id) for paid in tfdp_rec.spending.ledger.read(path).paid]."
             )
 
     def statement(self) -> Statement:

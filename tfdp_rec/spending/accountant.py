@@ -36,7 +36,7 @@ from tfdp_rec.pricing.composition import (
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import Sampling, dearer
 from tfdp_rec.spending import payments
-from tfdp_rec.spending.entries import BY_HAND, DRAWN, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id, use_of
+from tfdp_rec.spending.entries import BY_HAND, DRAWN, UNPROVEN, Changes, Entries, Entry, Use, id_of_use, new_id
 from tfdp_rec.spending.filters import PrivacyFilter
 from tfdp_rec.spending.ledger import Ledger, Mark, Payment
 from tfdp_rec.spending.payments import Payments
@@ -353,8 +353,7 @@ class Accountant:
         Args:
             event: Event of the whole use, without sampling.
             label: Name of the use in the statement.
-            id: Id of the use, under which it is counted once, also where a state that holds it is restored; by default
-                a new one.
+            id: Id of the use, under which it is counted, and paid for, once; by default a new one.
 
         Example:
             >>> from tfdp_rec.privacy import PoissonSampling
@@ -365,12 +364,16 @@ class Accountant:
         """
         events.to_json(event)
         check_supported(event, self.accountant)
-        id, use = id or new_id(), use_of(event, label)
-        self.carried.add(use, id)  # raises for the id of another expense, before anything is paid
-        if self.payments is not None:  # each time: a plan that is made again may make its counts again
-            self.payments.pay_once(event, label, id)
-        self._recorded.add(use, id)
+        use = Use(event, label, id)
+        self.carried.add(use.entry, use.id)  # raises for the id of another expense, before anything is paid
+        if self.payments is not None and not self.payments.has_paid(use):
+            self.payments.pay_once(use)
+        self._recorded.add(use.entry, use.id)
         Changes.made += 1
+
+    def has_spent(self, use: Use) -> bool:
+        """Whether a use is counted."""
+        return self.payments.has_paid(use) if self.payments else bool(self.carried.steps_of(use.id))
 
     # Paying in the ledger.
 

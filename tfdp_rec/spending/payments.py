@@ -31,7 +31,7 @@ from tfdp_rec.files import Path
 from tfdp_rec.pricing import events
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import PoissonSampling, Sampling, dearer
-from tfdp_rec.spending.entries import BY_HAND, DRAWN, ORDINARY, Entries, Entry, id_of_use, new_id
+from tfdp_rec.spending.entries import BY_HAND, DRAWN, ORDINARY, Entries, Entry, Use, id_of_use, new_id
 from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Paid, Snapshot, canonical
 
 BLOCK = 100  # steps paid for by one sync of the disk, and the most that a crash costs
@@ -74,9 +74,14 @@ class Payments:
 
     # Paying.
 
-    def pay_once(self, event: DpEvent, label: str, id: str, late: bool = False) -> None:
+    def pay_once(self, use: Use, late: bool = False) -> None:
         """Pays for one use of the data that is no training step; `late`: it was made before."""
-        self.ledger.pay(event, label=label, settings={"sampling": None} | ({_LATE: True} if late else {}), id=id)
+        settings = {"sampling": None} | ({_LATE: True} if late else {})
+        self.ledger.pay(use[0], label=use[1], settings=settings, id=use.id)
+
+    def has_paid(self, use: Use) -> bool:
+        """Whether a use was paid for, under its id or by hand under its own label."""
+        return not self.unpaid(Entries.of(use))
 
     def pay_steps(
         self, event: DpEvent, steps: int, id: str = "", asserted: str = "", stands: str = "", kept: bool = False,
@@ -214,7 +219,7 @@ class Payments:
             entry = dict(carried.items())[id]
             if entry.label:
                 for _ in range(steps):
-                    self.pay_once(entry.event, entry.label, id, late=True)
+                    self.pay_once(Use(entry.event, entry.label, id), late=True)
                 continue
             state = entry.sampling or self._sampling.get_state()
             assert state is not None
