@@ -111,7 +111,7 @@ def test_what_is_spent_before_training_is_part_of_the_plan():
     rows = Preselection({"t": np.arange(4)}, noise_multiplier=20.0)
     with pytest.raises(ValueError, match="spent="):
         tfdp_rec.FEST(0.1, plan=plan_of(), preselection=rows)
-    plan = plan_of(spent=[(rows.dp_event(), rows.label)])
+    plan = plan_of(spent=[rows.use])
     assert plan.noise_multiplier > plan_of().noise_multiplier
     tfdp_rec.FEST(0.1, plan=plan, preselection=rows)
 
@@ -213,7 +213,7 @@ def test_a_model_whose_program_ended_after_the_last_step_is_resumed_and_saved(tm
         plan = plan_of(**options)
         model = model_of(tfdp_rec.LazyDPSGD(0.01, plan=plan))
         model.prepare(fetch(range(4)))
-        checkpoint = TrainingCheckpoint(tmp_path / "checkpoint")
+        checkpoint = TrainingCheckpoint(tmp_path / "checkpoint", accountant=plan.accountant)
         resumed = checkpoint.resume(model)
         model.fit(
             plan.batches(fetch), steps_per_epoch=steps_per_epoch, epochs=epochs, verbose=0,
@@ -224,10 +224,10 @@ def test_a_model_whose_program_ended_after_the_last_step_is_resumed_and_saved(tm
         return model
 
     first = program(STEPS // 2)
-    before = (tmp_path / "ledger.jsonl").read_bytes()
+    before = read(tmp_path / "ledger.jsonl").paid
     with contextlib.nullcontext() if by_noise else pytest.warns(UserWarning, match="The budget is spent"):
         again = program(STEPS // 2)
-    assert (tmp_path / "ledger.jsonl").read_bytes() == before
+    assert read(tmp_path / "ledger.jsonl").paid == before
     for one, other in zip(first.get_weights(), again.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
     assert again.saved_history().steps == STEPS // 2 * 2
@@ -263,7 +263,7 @@ def test_a_plan_for_other_data_says_so(tmp_path):
 def test_rows_that_were_chosen_and_paid_for_need_not_be_paid_again(tmp_path):
     rows = Preselection({"t": np.arange(4)}, noise_multiplier=20.0)
     path = tmp_path / "ledger.jsonl"
-    plan_of(ledger=path, spent=[(rows.dp_event(), rows.label)]).accountant.close()
+    plan_of(ledger=path, spent=[rows.use]).accountant.close()
     tfdp_rec.FEST(0.1, plan=plan_of(ledger=path), preselection=rows)
     assert len(read(path).paid) == 1
 

@@ -19,7 +19,6 @@ from __future__ import annotations
 import dataclasses
 import inspect
 import math
-import secrets
 import threading
 import warnings
 import weakref
@@ -40,6 +39,7 @@ from tfdp_rec.mechanisms import MECHANISMS
 from tfdp_rec.optimizers.noise_walk import first_dense_optimizer, first_rate
 from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.schemes import PoissonSampling
+from tfdp_rec.spending.entries import Use
 from tfdp_rec.sums.fixed_point import checked_noise
 from tfdp_rec.sums.reliability import LABEL, Reliability, private_reliability
 from tfdp_rec.training import PrivateModel, PrivateTraining
@@ -133,8 +133,7 @@ class _Release:
 
     def __init__(self, noise_multiplier: float, data: Any, unit: Any, from_logits: bool):
         self._noise, self._inputs, self._from_logits = checked_noise(noise_multiplier), data[0], from_logits
-        # Another release, also with the same noise, is another use.
-        self.use = GaussianDpEvent(self._noise), f"{LABEL} ({secrets.token_hex(4)})"
+        self.use = Use(GaussianDpEvent(self._noise), LABEL)
         # Kept as they are now: the caller's arrays may change, and with them whose rows are counted together.
         self._clicks = np.array(data[1]).reshape(-1)
         self._units = None if unit is None else unit_numbers(unit, len(self._clicks))

@@ -35,7 +35,7 @@ from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import Sampling, fold_gaussians
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.calibration import least_noise
-from tfdp_rec.spending.entries import ORDINARY, UNPROVEN, Changes, Entry, id_of_use, use_of
+from tfdp_rec.spending.entries import ORDINARY, UNPROVEN, Changes, Use
 from tfdp_rec.spending.ledger import Ledger, canonical, composed, finite
 from tfdp_rec.spending.meter import StepLimit
 
@@ -59,8 +59,9 @@ class PrivatePlan:
         make_event: Function from σ to the event of one step, for mechanisms whose step is more than one Gaussian.
         correlation: Correlation of the noise, for `DPFTRL` and `LazyDPFTRL` on an order, with as many steps as the
             plan.
-        spent: (event, label) pairs of other uses of the data, such as a popularity count. With a ledger they are paid
-            for at once: make the plan before these uses, and leave out those that are paid for and not made again.
+        spent: Other uses of the data, such as a popularity count: `tfdp_rec.privacy.Use` objects, each of which counts
+            once wherever it is declared; or (event, label) pairs, each of which is another use each time a plan
+            declares it. With a ledger they are paid for at once: make the plan before these uses.
         allow_large_delta: Whether to accept δ above 1 / num_units, as for `Accountant`.
         asserted: Description of what drew the batches, if not `sampling`, as for `Accountant`.
         ledger: File, or `Ledger`, in which everything is paid for before it is done.
@@ -101,7 +102,7 @@ class PrivatePlan:
         self.correlation = correlation
         self.l2_norm_clip = l2_norm_clip
         self.make_event = make_event
-        self.spent = list(spent)
+        self._uses = {use.id: use for use in map(Use.of, spent)}
         self._target = epsilon
         self._given_noise = noise_multiplier
         event = make_event(noise_multiplier or 1.0)
@@ -116,13 +117,8 @@ class PrivatePlan:
         self._limit = StepLimit(0)
         self._limited: int | None = -1  # `Changes.made` at which the limit was set; None while it is suspended
         self._dearer = False  # whether a step of an optimizer of the plan costs more than was planned
-        # A plan that is made again declares its uses again: without a ledger they are one, by event and label.
-        self._uses = dict[str, Entry]()
-        for number, (other, label) in enumerate(self.spent):
-            before = sum(each == (other, label) for each in self.spent[:number])
-            id = id_of_use(other, label) + f" {before}" * bool(before)
-            self._uses[id] = use_of(other, label)
-            self._payer.spend(other, label, id)
+        for use in self._uses.values():
+            self._payer.spend(*use, id=use.id)
 
     def __deepcopy__(self, memo: Any) -> PrivatePlan:
         return self  # a copied optimizer trains under the same plan
@@ -134,7 +130,7 @@ class PrivatePlan:
             return float(self._given_noise or 0.0)
         paid = self._payer.payments
         # A ledger holds the uses of `spent` already.
-        besides = [composed(paid.ledger.paid)] if paid else [event for event, _ in self.spent]
+        besides = [composed(paid.ledger.paid)] if paid else [event for event, _ in self._uses.values()]
         noise = self._noted() or least_noise(
             self._target, self.delta, self.sampling, self.steps, self._payer.accountant, self.make_event, besides,
             self._payer.limit,
@@ -177,7 +173,7 @@ class PrivatePlan:
                 f"{self._target:g}, and no further step fits. Release the trained model; to continue on these data, "
                 "plan a larger epsilon."
             )
-            if not noted or self.spent:
+            if not noted or not all(map(self._payer.has_spent, self._uses.values())):
                 raise ValueError(said)
             # The program may have ended after its last step, and come back for its checkpoint. Steps are refused.
             warnings.warn(said, stacklevel=3)
@@ -242,17 +238,17 @@ class PrivatePlan:
                 "noise_multiplier=plan.noise_multiplier, plan=plan, ...); for others give PrivatePlan(make_event=...), "
                 "from noise multiplier to the step's event; EANA has no epsilon: plan with noise_multiplier=."
             )
-        before: list[tuple[DpEvent, str]] = getattr(optimizer, "events_before_training", list)()
-        missing = [label for event, label in before if (event, label) not in self.accountant.spent_besides]
+        before: list[Use] = getattr(optimizer, "events_before_training", list)()
+        missing = [use[1] for use in before if not self.accountant.has_spent(use)]
         if missing:
             raise ValueError(
                 f"{type(optimizer).__name__} also spends on '{missing[0]}' before training, which the plan does not "
-                "contain: PrivatePlan(spent=[(preselection.dp_event(), preselection.label)])."
+                "contain: PrivatePlan(spent=[preselection.use])."
             )
         # A model may be made from such a use, a private count for example. Its saved file must carry the cost, for
         # accountants other than the plan's.
         for id, use in self._uses.items():
-            optimizer.privacy_history.add_entry(use, id)
+            optimizer.privacy_history.add_entry(use.entry, id)
         self.accountant.follow(optimizer)
         if not events.is_private(event):  # without a guarantee there is no ε to keep
             self.accountant.record(event, 0)
@@ -292,7 +288,7 @@ class PrivatePlan:
         mine, carried = self.sampling.get_state(), self._payer.carried
         private = [entry for entry in carried if not entry.label and entry.origin != ORDINARY]
         elsewhere = any(entry.sampling != mine for entry in private if entry.sampling or entry.origin != UNPROVEN)
-        more = any(carried.uses.count(use) > self.spent.count(use) for use in carried.uses)
+        more = any(e.label and e.origin != ORDINARY and id not in self._uses for id, e in carried.items())
         return elsewhere or more or any(self._costs_more(entry.event) for entry in private)
 
     def reprice(self, event: DpEvent) -> None:

@@ -2,10 +2,13 @@
 
 import numpy as np
 import pytest
+from dp_accounting import SelfComposedDpEvent
 
 from tfdp_rec.noise.words import os_entropy, seeded
+from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.spectral import Release, SpectralRecommender
 from tfdp_rec.spectral.denoising import noise_on_average, weights_between_items
+from tfdp_rec.spending.statement import rounded_up
 from tfdp_rec.sums.fixed_point import released_pairs
 
 NOTHING = 1e-9  # below half a step of the grid: no noise at all
@@ -142,7 +145,14 @@ def test_a_fit_on_a_tests_noise_has_no_guarantee_whatever_it_adds():
     added = fitted([[1, 2]] * 50, 4, first, 1.0)
     assert np.isinf(added.epsilon) and not added.released.private
     honest = fitted([[1, 2]] * 50, 4, fitted([[1, 2]] * 50, 4, None, 1.0).released, 1.0)
-    assert honest.released.private and "but for the 1 earlier releases in it" in honest.statement().fields["Covers"]
+    assert honest.released.private and "with the 1 earlier fits" in honest.statement().fields["Covers"]
+
+
+def test_the_first_line_of_a_statement_is_of_all_fits_in_the_sums():
+    """It told the ε of the last one, .8 of 1.3, and the exception far below."""
+    honest = fitted([[1, 2]] * 50, 4, fitted([[1, 2]] * 50, 4, None, 1.0).released, 1.0)
+    both = epsilon_of(SelfComposedDpEvent(honest.event, 2), honest.delta)
+    assert honest.statement().fields["Guarantee"].startswith(f"(epsilon = {rounded_up(both):g}, ")
 
 
 def test_what_was_added_up_is_saved_and_answers_the_same(tmp_path):

@@ -1,7 +1,9 @@
-"""Plans that are cut off, copied, forked and resumed at random: no record tells less than the releases have spent.
+"""Trainings that are cut off, copied and resumed at random: no record tells less than the releases have spent.
 
-The oracle follows the noise itself. A release holds the noise of each step in a sequence; a sequence that another one
-begins with is within it; each of the others costs the plan once, at the least noise of all.
+The oracle follows the noise itself. A release of steps whose noise is independent and all drawn spends each of them
+once, whoever releases it. Noise that is still owed, or that takes back what was added, is drawn for every state anew: a
+release holds the noise of its steps in a sequence; a sequence that another one begins with is within it, and each of
+the others costs its steps once more (a plan whole, at the least noise of all).
 """
 
 import dataclasses
@@ -12,15 +14,16 @@ import secrets
 import dp_accounting
 import pytest
 
-from tfdp_rec.data import FixedOrder
+from tfdp_rec.data import FixedOrder, PoissonSampling
 from tfdp_rec.pricing.events import PlannedDpEvent
-from tfdp_rec.privacy import Ledger, Snapshot, optimised_correlation
+from tfdp_rec.privacy import Ledger, Snapshot, Use, optimised_correlation
 from tfdp_rec.spending.entries import DRAWN, Entries, Entry, new_id
 from tfdp_rec.spending.ledger import read
 from tfdp_rec.spending.payments import Payments
 
-STEPS, ORDER = 30, FixedOrder(20, 4)
+STEPS, ORDER, DRAWS = 30, FixedOrder(20, 4), PoissonSampling(20, 4)
 PLAN = optimised_correlation(steps=STEPS, separation=5, participations=6)
+COUNTS = dp_accounting.GaussianDpEvent(5.0), "counts"
 
 
 @dataclasses.dataclass
@@ -31,95 +34,130 @@ class State:
     part: str = dataclasses.field(default_factory=new_id)
     after: str = ""
     start: int = 0
+    training: str = dataclasses.field(default_factory=new_id)
     id: str = ""
     sigma: float = 3.0
-    noise: tuple = ()  # of each step: an id, the noise multiplier, the plan
+    noise: tuple = ()  # of each step: an id, the noise multiplier, the plan or training
+    owed: str = ""  # id of the noise that rows owe, once it is drawn; empty if they owe none
     entries: tuple = ()  # (id, event, steps)
+    uses: tuple = ()
 
 
 class Process:
-    """A training that begins anew, or is resumed from a checkpoint."""
+    """A training of a kind that begins anew, or is resumed from a checkpoint."""
 
-    def __init__(self, path, checkpoint):
-        self.ledger = Ledger(path, ORDER.unit, Snapshot(20, "rows"))
-        self.payments, self.state, self.kept = Payments(self.ledger, ORDER), State(), ()
-        if checkpoint is not None:
-            made, before = len(checkpoint.noise), checkpoint
-            after = (before.part, made) if made > before.start or not before.after else (before.after, before.start)
-            self.state = dataclasses.replace(before, part=new_id(), after=after[0], start=after[1])
-            self.payments.confirm_checkpoint(self.event, before.id)
-            self.kept = before.noise
+    def __init__(self, path, kind):
+        self.kind, self.sampling = kind, ORDER if kind == "planned" else DRAWS
+        self.ledger = Ledger(path, self.sampling.unit, Snapshot(20, "rows"))
+        self.payments, self.state, self.kept = Payments(self.ledger, self.sampling), State(), None
+
+    def resume(self, checkpoint, dirs, name, killed_at=None):
+        """Goes on from a checkpoint, which gets another id; False if it is refused, or the process is killed."""
+        try:
+            self.payments.refuse_superseded(checkpoint.training, checkpoint.id)
+        except RuntimeError:
+            return False
+        made, before = len(checkpoint.noise), checkpoint
+        after = (before.part, made) if made > before.start or not before.after else (before.after, before.start)
+        self.state = dataclasses.replace(before, part=new_id(), after=after[0], start=after[1])
+        return self.save(dirs, name, killed_at)
 
     @property
     def event(self):
-        state, whole = self.state, PLAN.dp_event(self.state.sigma)
-        return PlannedDpEvent(whole, STEPS, 5, 6, state.plan, state.part, state.after, state.start)
+        state = self.state
+        if self.kind != "planned":
+            return dp_accounting.GaussianDpEvent(state.sigma)
+        return PlannedDpEvent(PLAN.dp_event(state.sigma), STEPS, 5, 6, state.plan, state.part, state.after, state.start)
 
     def carried(self):
         found = Entries()
         for id, event, steps in self.state.entries:
-            found.extend(id, Entry(event, steps, DRAWN, ORDER.get_state()))
+            found.extend(id, Entry(event, steps, DRAWN, self.sampling.get_state()))
+        for use in self.state.uses:
+            found.add(use.entry, use.id)
         return found
 
-    def fit(self, steps, dirs, killed):
+    def fit(self, steps, dirs, name, killed):
         """Steps that are checkpointed every second one; unless it is killed, the rest of the payment comes back."""
-        left = STEPS - len(self.state.noise)
+        left = STEPS - len(self.state.noise) if self.kind == "planned" else 2
+        try:
+            self.payments.refuse_superseded(self.state.training, self.state.id)
+        except RuntimeError:
+            return
         if left <= 0:
             return
-        id = self.payments.pay_steps(self.event, left, stands=self.state.id, kept=True)
-        for number in range(min(steps, left)):
+        id, paid = self.payments.pay_steps(self.event, left), left
+        for number in range(min(steps, STEPS - len(self.state.noise))):
+            if number == paid:
+                self.payments.pay_steps(self.event, left, id)
+                paid += left
             step = (secrets.token_hex(4), self.state.sigma, self.state.plan)
-            entries = (*self.state.entries, (id, self.event, 1))
-            self.state = dataclasses.replace(self.state, noise=(*self.state.noise, step), entries=entries)
+            entries, owed = (*self.state.entries, (id, self.event, 1)), "owed" if self.kind == "lazy" else ""
+            self.state = dataclasses.replace(self.state, noise=(*self.state.noise, step), entries=entries, owed=owed)
             if number % 2:
-                self.save(dirs)
-        if not killed and left > steps:
-            self.payments.give_back(id, left - steps)
+                self.save(dirs, name)
+        if not killed and paid > steps:
+            self.payments.give_back(id, paid - steps)
 
-    def save(self, dirs, killed_at=None):
+    def use(self):
+        """Another use of the data, which the model is made of."""
+        use = Use(*COUNTS)
+        self.payments.pay_once(use)
+        self.state = dataclasses.replace(self.state, uses=(*self.state.uses, use))
+
+    def save(self, dirs, name, killed_at=None):
         """Writes a checkpoint, or is killed after its first note or after its file; False if that is refused."""
-        id = new_id()
+        id, training, stands = new_id(), self.state.training, self.state.id
         try:
-            self.payments.note_checkpoint(self.event, self.carried(), self.state.id, id, done=False)
+            self.payments.note_checkpoint(self.event, self.carried(), training, stands, id, done=False)
         except RuntimeError:
             return False
-        if killed_at != "first note":
-            dirs["training"] = dataclasses.replace(self.state, id=id)
-            if killed_at != "file":
-                self.payments.note_checkpoint(self.event, self.carried(), self.state.id, id)
-                self.state, self.kept = dirs["training"], self.state.noise
+        if killed_at == "first note":
+            return False
+        dirs[name] = dataclasses.replace(self.state, id=id)
+        if killed_at == "file":
+            return False
+        self.payments.note_checkpoint(self.event, self.carried(), training, stands, id)
+        self.state = self.kept = dirs[name]
         return True
 
-    def release(self, dirs, released):
-        """What leaves is in a checkpoint first."""
-        if self.kept == self.state.noise or self.save(dirs):
-            released.append((self.state.noise, self.carried()))
+    def release(self, dirs, name, released):
+        """What rows owe is drawn, and what leaves is in a checkpoint first."""
+        drawn = f"drawn {new_id()}" if self.state.owed == "owed" else self.state.owed
+        self.state = dataclasses.replace(self.state, owed=drawn)
+        if self.kept == self.state or self.save(dirs, name):
+            released.append((self.state, self.carried()))
 
 
-def walked(path, seed):
+def walked(path, seed, kind):
     """The releases of a random walk."""
-    rng, dirs, released, process = random.Random(seed), {}, [], None
-    for _ in range(rng.randint(3, 14)):
+    rng, dirs, released, process, name = random.Random(seed), {}, [], None, "training"
+    for _ in range(rng.randint(4, 20)):
         act = rng.random()
         if process is None:
-            process = Process(path, dirs.get(rng.choice([*dirs, "training"])))
+            process, name = Process(path, kind), rng.choice([*dirs, "training"])
+            killed_at = rng.choice([None, None, None, "first note", "file"])
+            if name in dirs and not process.resume(dirs[name], dirs, name, killed_at):
+                process = process.ledger.close()
         elif act < 0.35:
             killed = rng.random() < 0.3
-            process.fit(rng.randint(1, 4), dirs, killed)
+            process.fit(rng.randint(1, 4), dirs, name, killed)
             if killed:
                 process = process.ledger.close()
             else:
-                process.release(dirs, released)
-        elif act < 0.5:
+                process.release(dirs, name, released)
+        elif act < 0.45 and kind == "planned":
             process.state = dataclasses.replace(process.state, sigma=rng.choice([2.0, 3.0, 4.0]))
-        elif act < 0.6 and dirs:
+        elif act < 0.5:
+            process.use()
+        elif act < 0.62 and dirs:
             dirs[new_id()] = rng.choice([*dirs.values()])
         elif act < 0.8:
             killed_at = rng.choice([None, None, "first note", "file"])
-            process.save(dirs, killed_at)
+            process.save(dirs, name, killed_at)
             process = process.ledger.close() if killed_at else process
         elif act < 0.9:
-            process.release(dirs, released)
+            process.release(dirs, name, released)
         else:
             process = process.ledger.close()
     if process is not None:
@@ -128,48 +166,70 @@ def walked(path, seed):
 
 
 def price(event):
-    """1/σ² of an event, which adds up."""
+    """1/σ² of an event, which adds up; of steps on a Poisson sample, as if they had none."""
     if isinstance(event, dp_accounting.ComposedDpEvent):
         return sum(map(price, event.events))
     if isinstance(event, dp_accounting.SelfComposedDpEvent):
         return event.count * price(event.event)
+    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        return price(event.event)
     if isinstance(event, dp_accounting.NoOpDpEvent):
         return 0.0
     return math.inf if isinstance(event, dp_accounting.NonPrivateDpEvent) else event.noise_multiplier**-2
 
 
-def spent(released):
+def ends_of(sequences):
+    """The sequences that no other one begins with."""
+    several = {one for one in sequences if one}
+    return [one for one in several if not any(one != each and each[: len(one)] == one for each in several)]
+
+
+def spent(released, kind):
     """1/σ² of all that the releases have spent, by their noise."""
-    sequences = {noise for noise, _ in released if noise}
-    ends = [one for one in sequences if not any(one != each and each[: len(one)] == one for each in sequences)]
-    whole = 0.0
-    for plan in {one[0][2] for one in ends}:
-        own = [one for one in ends if one[0][2] == plan]
-        whole += len(own) * price(PLAN.dp_event(min(sigma for one in own for _, sigma, _ in one)))
-    return whole
+    whole = price(COUNTS[0]) * len({use.id for state, _ in released for use in state.uses})
+    noises = [state.noise for state, _ in released]
+    if kind == "planned":
+        for plan in {one[0][2] for one in noises if one}:
+            own = ends_of([one for one in noises if one and one[0][2] == plan])
+            whole += len(own) * price(PLAN.dp_event(min(sigma for one in own for _, sigma, _ in one)))
+        return whole
+    # What rows owed was drawn apart from each other of states with one and the same steps: each costs these again.
+    drawn = {(noise, state.owed) for (state, _), noise in zip(released, noises, strict=True)}
+    steps = {step for noise in noises for step in noise}
+    again = sum(len(noise) for noise in {each for each, _ in drawn} for _ in range(number_of(drawn, noise) - 1))
+    forks = ends_of(noises) if kind == "lazy" else []
+    shared = sum(len(one) for one in forks) - len({step for one in forks for step in one})
+    return whole + (len(steps) + again + shared) / 9.0
 
 
-def composed_of(entries):
-    return price(ORDER.compose_history([(entry.event, entry.steps) for entry in entries if entry.steps]))
+def number_of(drawn, noise):
+    return sum(each == noise for each, _ in drawn)
 
 
+def composed_of(entries, sampling):
+    steps = price(sampling.compose_history([(e.event, e.steps) for e in entries if e.steps and not e.label]))
+    return steps + sum(price(event) for event, _ in entries.uses)
+
+
+@pytest.mark.parametrize("kind", ["planned", "lazy", "eager"])
 @pytest.mark.parametrize("first", range(0, 200, 50))
-def test_no_record_tells_less_than_was_released(tmp_path, first):
+def test_no_record_tells_less_than_was_released(tmp_path, first, kind):
     exact = 0
     for seed in range(first, first + 50):
         path = tmp_path / f"{seed}.jsonl"
-        released = walked(path, seed)
-        if not (due := spent(released)):
+        released = walked(path, seed, kind)
+        if not (due := spent(released, kind)):
             continue
         carried = Entries()
         for _, entries in released:
             carried.merge(entries)
-        with Ledger(path, ORDER.unit, Snapshot(20, "rows")) as ledger:
-            payments = Payments(ledger, ORDER)
+        sampling = ORDER if kind == "planned" else DRAWS
+        with Ledger(path, sampling.unit, Snapshot(20, "rows")) as ledger:
+            payments = Payments(ledger, sampling)
             assert not payments.unpaid(carried)
-            within = composed_of(payments.entries()) + sum(price(event) for event, _ in payments.others())
+            within = composed_of(payments.entries(), sampling) + sum(price(event) for event, _ in payments.others())
         told = {"file": sum(price(paid.event) * paid.attempts for paid in read(path).paid), "ledger": within}
-        told["history"] = composed_of(carried)
+        told["history"] = composed_of(carried, sampling)
         assert min(told.values()) >= due * (1 - 1e-9), (seed, due, told)
-        exact += told["file"] <= due * (1 + 1e-6)
-    assert exact > 15, "most walks are honest, and pay no more"
+        exact += told["history"] <= due * (1 + 1e-6)
+    assert exact > 15, "most walks are honest, and tell no more"

@@ -448,9 +448,13 @@ def test_steps_of_an_ordinary_optimizer_after_private_training_are_said(tmp_path
     train(model, 3)
     accountant = accountant_of(model)
     assert "Adam" not in accountant.statement()
+    before = accountant.statement().fields["Guarantee"]
     model.compile("adam", "mse", run_eagerly=True)
     model.fit(*rows(range(40)), batch_size=10, verbose=0)
     assert "4 steps of Adam that were made after private training" in " ".join(accountant.statement().split())
+    first = accountant.statement().fields["Guarantee"]
+    assert first.startswith("none, since 4 steps of Adam") and first.endswith(f"before them has {before}")
+    assert "Covers" not in accountant.statement().fields and "TF Privacy" not in accountant.statement()
     with pytest.warns(UserWarning, match="trained for 4 steps of Adam after"):
         model.export(tmp_path / "servable", verbose=False)
     with pytest.warns(UserWarning, match="trained for 4 steps of Adam after"):

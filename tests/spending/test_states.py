@@ -78,6 +78,55 @@ def test_a_plan_that_is_made_again_pays_for_its_counts_again(tmp_path):
         assert len(read(tmp_path / "ledger.jsonl").paid) == number
 
 
+COUNTS = GaussianDpEvent(5.0), "counts"
+
+
+def plan_of(*spent, **options):
+    settings = {"epsilon": 8.0, "delta": DELTA, "steps": 5, "accountant": "rdp", **options}
+    return tfdp_rec.PrivatePlan(sampling=POISSON, spent=spent, **settings)
+
+
+def told(model, **options):
+    made = accountant(**options)
+    made.follow(model)
+    return made.epsilon()
+
+
+@pytest.mark.parametrize("by", ["add_uses", "plan"])
+def test_an_equal_use_of_three_days_costs_three(tmp_path, by):
+    """It was told as one, .674 of 1.244."""
+    model = model_of()
+    for _ in range(3):
+        if by == "add_uses":
+            model.add_uses([COUNTS])
+        else:
+            model.compile(tfdp_rec.DPSGD(0.01, plan=plan_of(COUNTS)), "mse")
+            model.prepare(rows())
+        model.save(tmp_path / "model.keras")
+        model = keras.models.load_model(tmp_path / "model.keras")
+    assert told(model) == pytest.approx(gaussians(5.0, 5.0, 5.0))
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+def test_one_use_that_is_declared_in_several_places_costs_one(tmp_path, ledger):
+    counted, path = tfdp_rec.privacy.Use(*COUNTS), tmp_path / "ledger.jsonl"
+    for use in (counted, copy.deepcopy(counted), pickle.loads(pickle.dumps(counted))):
+        plan, model = plan_of(use, use, **({"ledger": path} if ledger else {})), model_of()
+        model.add_uses([use])
+        model.compile(tfdp_rec.DPSGD(0.01, plan=plan), "mse")
+        model.prepare(rows())
+        assert plan.accountant.epsilon() == told(model) == pytest.approx(gaussians(5.0))
+        plan.accountant.close()
+    assert not ledger or len(read(path).paid) == 1
+
+
+def test_a_program_that_is_run_again_counts_a_pair_again_and_a_use_with_an_id_once(tmp_path):
+    for number in (1, 2):
+        plan = plan_of(COUNTS, tfdp_rec.privacy.Use(*COUNTS, id="of Monday"), ledger=tmp_path / "ledger.jsonl")
+        assert plan.accountant.epsilon() == pytest.approx(gaussians(*[5.0] * (1 + number)))
+        plan.accountant.close()
+
+
 @pytest.mark.parametrize("label", ["", None])
 def test_a_use_needs_a_label(label):
     model = model_of()

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+import math
 import operator
 import textwrap
 from typing import Any
@@ -20,7 +21,7 @@ import keras
 
 from tfdp_rec.sampling.sampling_proof import Source
 from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.entries import Changes, id_of_use
+from tfdp_rec.spending.entries import Changes
 from tfdp_rec.spending.meter import Meter, void_of
 
 _MADE = operator.attrgetter("made")
@@ -81,9 +82,9 @@ class PrivacyBudget(keras.callbacks.Callback):
         self.accountant.give_back_unused()  # what a fit that was cut off left open: each is paid for by itself
         self._check_source()
         # The optimizer's own choices, such as a pre-selection of rows, cost before the first step.
-        for event, label in getattr(self.model.optimizer, "events_before_training", list)():
-            if (event, label) not in self.accountant.spent_besides:
-                self.accountant.spend(event, label, id_of_use(event, label))
+        for use in getattr(self.model.optimizer, "events_before_training", list)():
+            if not self.accountant.has_spent(use):
+                self.accountant.spend(use[0], use[1], use.id)
         # Number of iterations of the batches that this fit may begin: under shuffling each costs as much as an epoch.
         self.accountant.restarts_ahead = 1 if self.params.get("steps") else max(1, int(self.params.get("epochs") or 1))
         self._foreseen = self.accountant.begun + self.accountant.restarts_ahead
@@ -196,12 +197,15 @@ class PrivacyBudget(keras.callbacks.Callback):
         return sampling.name if sampling.get_state() == priced.get_state() else priced.name
 
     def _spent(self) -> str:
-        if self.steps is not None and self.accountant.steps >= self.steps:
-            return f"All {self.steps:,} steps are made, for epsilon {self.accountant.epsilon():.4g}"
-        return (
-            f"The privacy budget is spent: epsilon is {self.accountant.epsilon():.4g} of {self.target_epsilon:g} after "
-            f"{self.accountant.steps:,} steps, and {int(self.model.steps_per_execution)} more would not fit"
-        )
+        accountant, more = self.accountant, int(self.model.steps_per_execution)
+        steps, lost, epsilon = accountant.steps, accountant.lost, f"{accountant.epsilon():.4g}"
+        said = f"All {steps:,} steps are made, for epsilon {epsilon}"
+        if self.steps is None or steps < self.steps:
+            target = f"{epsilon} of {self.target_epsilon:g} after {steps:,} steps, and {more} more would not fit"
+            said = f"The privacy budget is spent: epsilon is {target}"
+        if lost:
+            said += f"; the model has {steps - lost:,} of these, {lost:,} were lost in a crash or are another model's"
+        return said
 
     def _refuse_overspending(self) -> None:
         left, ahead = self._left(), int(self.model.steps_per_execution)
@@ -209,12 +213,21 @@ class PrivacyBudget(keras.callbacks.Callback):
             raise ValueError(self._overspending(ahead))
         made = self._most - left
         if made + ahead > self._paid:
-            listeners = self.model.release.listeners if hasattr(self.model, "release") else ()
-            kept = any(getattr(each, "accountant", None) is self.accountant for each in listeners)
-            paid = self.accountant.pay_ahead(ahead, left, self._optimizer, self._origin, kept, self.target_epsilon)
-            self._paid = made + paid
+            block = min((each.steps_ahead for each in self._checkpoints()), default=math.inf)
+            self._paid = made + self.accountant.pay_ahead(ahead, left, self._optimizer, self._origin, block)
             self._allow()
             self._priced = self._state(self._optimizer.privacy_history)
+
+    def _checkpoints(self) -> list[Any]:
+        # What writes the states that this training can be resumed from.
+        listeners = self.model.release.listeners if hasattr(self.model, "release") else ()
+        found = [each for each in listeners if hasattr(each, "steps_ahead")]
+        if self.accountant.payments and any(each.accountant is not self.accountant for each in found):
+            raise ValueError(
+                "A training that a ledger pays for is resumed from its newest checkpoint alone, by ids in the ledger: "
+                "give the checkpoints the budget's accountant, TrainingCheckpoint(..., accountant=accountant)."
+            )
+        return found
 
     def _overspending(self, ahead: int) -> str:
         accountant = self.accountant

@@ -11,8 +11,9 @@ the data.
   `model.save`, at the end of an epoch or of any fit), the settled state is checkpointed first, as long as the last
   checkpoint is there. Otherwise a run killed after a release would resume from before it, draw other noise for the same
   gradients, and count its steps once where two releases had spent them; and a checkpoint that was resumed and released
-  k times would give its pending noise k times, to be averaged away. Callbacks that may read weights within an epoch by
-  ways that cannot be seen are refused, as are steps outside of `fit`. The states are in docs/privacy-lazy.md.
+  k times would give its pending noise k times, to be averaged away. For the same reason a copy of the directory, or an
+  older checkpoint, is refused under a ledger (`spending/payments.py`). Callbacks that may read weights within an epoch
+  by ways that cannot be seen are refused, as are steps outside of `fit`. The states are in docs/privacy-lazy.md.
 - ε counts each step once, by the model's privacy history; a step that was cut short may have run, and is counted.
 
 Layout: a zip archive of `training_checkpoint.json` and the raw little-endian values of each variable, in chunks.
@@ -23,6 +24,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import math
 import os
 import re
 import secrets
@@ -45,7 +47,7 @@ from tfdp_rec.training.release import debts_of
 from tfdp_rec.withheld_rows import held_rows
 
 SUFFIX = ".training-checkpoint"
-_HEADER = "training_checkpoint.json"
+_HEADER, _VERSION = "training_checkpoint.json", 2
 _NAME = re.compile(rf"(\d+)-step-(\d+){re.escape(SUFFIX)}$")
 _MAY_DIFFER = ("name", "learning_rate", "noise", "secure", "dense_optimizer")  # none of these touches the guarantee
 _CHUNK_VALUES = 1 << 22
@@ -73,7 +75,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     Args:
         directory: Directory of the checkpoints; made if missing. One training, one directory.
         every: Number of steps between checkpoints; None for the ends of epochs alone.
-        accountant: Accountant that follows the model; its records are kept and restored.
+        accountant: Accountant that follows the model; its records are kept and restored. With a ledger it notes each
+            checkpoint there, so that a copy, or an older one, is refused.
         sampling: Sampling scheme, if there is no accountant to keep it.
 
     Raises:
@@ -172,6 +175,12 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             return state == self._saved
         return self._saved is None or state.history == self._saved.history  # the model was compiled anew
 
+    @property
+    def steps_ahead(self) -> float:
+        """Number of steps until the next checkpoint, as far as it is known."""
+        steps = (self.params or {}).get("steps") or math.inf
+        return min(steps - self._done, (self.every or math.inf) - (self._steps() - self._checked))
+
     def before_release(self) -> None:
         """Writes a checkpoint of the present state unless the last one is of it."""
         if not self.is_needed:  # what leaves is in no checkpoint: a copy of the last one does not continue from it
@@ -215,7 +224,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         path = os.path.join(self.directory, f"{number:06d}-step-{self._steps()}{SUFFIX}")
         state, id = self._state(), secrets.token_hex(8)
         with writing(path, "wb", private=True) as whole, zipfile.ZipFile(whole, "w") as archive:
-            archive.writestr(_HEADER, json.dumps({**self._header(), "state": id}, indent=1))
+            archive.writestr(_HEADER, json.dumps(self._header(id), indent=1))
             for name, variable in _variables(self.model):
                 with archive.open(name, "w", force_zip64=True) as file:
                     file.writelines(_chunks(variable))
@@ -231,13 +240,15 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if self.accountant is not None:
             self.accountant.note_checkpoint(self.model.optimizer, id, done)
         if done:
-            _stand_at(self.model.optimizer, id)
+            self.model.optimizer.state_id = id
 
-    def _header(self) -> dict[str, Any]:
+    def _header(self, id: str) -> dict[str, Any]:
         optimizer = _private_optimizer(self.model)
         return {
             "format": "tfdp_rec training checkpoint, not a model to release: rows may still owe noise",
-            "version": 1,
+            "version": _VERSION,
+            "training": optimizer.training_id,
+            "state": id,
             **_identity(self.model, optimizer),
             "regularizers": _decays(optimizer),
             "variables": [[name, _shape(v), v.dtype.name] for name, v in _variables(self.model)],
@@ -326,6 +337,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             for key, holder in self._holders.items():
                 if holder is not None:
                     holder.set_state(header[key])
+            if self.accountant is not None:
+                self.accountant.refuse_superseded(header["training"], header["state"])
             # Until all of it stands here nothing leaves: each look would draw the pending noise anew.
             self._last, self._kept, self._saved, self._resuming = _File(path), model, None, True
             self._guard_releases()
@@ -351,13 +364,14 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                     fill(pending)
                 fill(name for name in shapes if name not in pending)
             optimizer.privacy_history.restored()
-            _stand_at(optimizer, header.get("state", ""))  # versions before 0.4 named none
+            optimizer.training_id, optimizer.state_id = header["training"], header["state"]
             if self.accountant is not None:
                 self.accountant.follow(model)
-                self.accountant.confirm_checkpoint(optimizer)
             self._resumed = _normalised(header)
             self._epoch, self._epoch_began = self._resumed.epoch, self._steps() - self._resumed.steps_in_epoch
             self._saved, self._resuming = self._state(), False
+        if self.accountant is not None and self.accountant.payments is not None:
+            self.save()  # under another id, so that no copy of the directory is resumed from now on
         return self._resumed
 
     def _guard_releases(self) -> None:
@@ -370,6 +384,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def _check(self, header: dict[str, Any], model: Any, optimizer: PrivateOptimizer) -> None:
         if not model.built:
             raise ValueError("Build the model before resuming: call model.prepare(batch) with any batch.")
+        _refuse_difference("version", header["version"], _VERSION)
         mine = json.loads(json.dumps(_identity(model, optimizer), default=str))
         for what in ("mechanism", "settings", "tables"):
             _refuse_difference(what, header[what], mine[what])
@@ -418,12 +433,6 @@ class _File:
 
     def __del__(self) -> None:
         self._open.close()
-
-
-def _stand_at(optimizer: PrivateOptimizer, id: str) -> None:
-    # Planned noise goes on from one state alone, by its id.
-    if (course := getattr(optimizer, "course", None)) is not None:
-        course.state = id
 
 
 def _made_steps(model: Any) -> bool:

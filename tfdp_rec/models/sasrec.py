@@ -142,7 +142,7 @@ class SASRec(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrainin
 
         Args:
             recommender: Fitted `SpectralRecommender`, with histories in order and without features.
-            spent: (event, label) pairs of what the sums have cost, where a ledger or plan has it under other labels;
+            spent: `tfdp_rec.privacy.Use` objects of what the sums have cost, where a ledger or plan has others for it;
                 by default `recommender.uses`. Empty only for sums of other users than the training's.
             **arguments: Arguments of the constructor, but for vocabulary, prior and sums.
 

@@ -36,6 +36,7 @@ from tfdp_rec.optimizers.rules import Recursion, Rows, TableRule
 from tfdp_rec.optimizers.tables import Operations, Table, after
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source
+from tfdp_rec.spending.entries import new_id
 from tfdp_rec.spending.meter import Meter, StepLimit
 
 
@@ -244,6 +245,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         self.l2_norm_clip, self.noise_multiplier = l2_norm_clip, noise_multiplier
         self.expected_batch_size = expected_batch_size
         self.privacy_history = Meter(self)
+        # Ids of the training, and of the last of its states that is in a checkpoint.
+        self.training_id, self.state_id = new_id(), ""
 
     @property
     def price_settings(self) -> list[tf.Variable]:

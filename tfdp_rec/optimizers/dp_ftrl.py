@@ -204,7 +204,6 @@ class Course:
 
     def __init__(self, steps: int):
         self._steps, self._within = steps, False
-        self.state = ""  # id of the last checkpoint that holds it
         with tf.init_scope(), tf.device("CPU:0"):
             *several, self._seats = [tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(8)]
         self.made, self._plan, self._order, self._unfinished, self._part, self._after, self._start = several
@@ -212,7 +211,6 @@ class Course:
 
     def restart(self) -> None:
         """Begins a new plan, at its first step."""
-        self.state = ""
         new = 0, secrets.randbits(62), _NO_ORDER_YET, 0, secrets.randbits(62), 0, 0
         for variable, value in zip(self.variables.values(), new, strict=True):
             variable.assign(value)

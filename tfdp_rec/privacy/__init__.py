@@ -21,6 +21,7 @@ _HOMES = {
     "ShuffledEpochs": "sampling.schemes",
     "Snapshot": "spending.ledger",
     "Unaccounted": "spending.accountant",
+    "Use": "spending.entries",
     "calibrate_noise": "spending.calibration",
     "eana_epsilon": "pricing.eana_bound",
     "eana_instance_epsilon": "pricing.eana_bound",

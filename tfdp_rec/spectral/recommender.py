@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import IO, Any, TypeAlias
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
@@ -40,6 +40,7 @@ from tfdp_rec.spectral.features import arrays_of, item_vectors, likeness, vector
 from tfdp_rec.spectral.gram import grid_gram
 from tfdp_rec.spectral.near_pairs import WINDOW, near_pairs
 from tfdp_rec.spectral.release import Release
+from tfdp_rec.spending.entries import Use, id_of_use
 from tfdp_rec.spending.statement import Statement, rounded_up
 from tfdp_rec.sums.counts import private_counts
 from tfdp_rec.sums.fixed_point import ONE, checked_noise, released, released_pairs
@@ -145,8 +146,8 @@ class SpectralRecommender:
         return epsilon_of(self.event, self.delta)
 
     @property
-    def uses(self) -> list[tuple[DpEvent, str]]:
-        """(event, label) of each fit in its sums, for `PrivatePlan(spent=)`; no other fit has such a label.
+    def uses(self) -> list[Use]:
+        """The fits in its sums, for `PrivatePlan(spent=)`.
 
         Raises:
             RuntimeError: Nothing was released yet.
@@ -156,17 +157,18 @@ class SpectralRecommender:
         made = self.released
         self._refuse_of_run()
         if not np.isfinite(made.multipliers).all():
-            raise ValueError("Some of these sums do not tell their cost: give it as (event, label) pairs, spent=.")
+            raise ValueError("Some of these sums do not tell their cost: give it, spent=[tfdp_rec.privacy.Use(event, label)].")
         fits = zip(made.multipliers.tolist(), made.names.tolist(), strict=True)
         kind = GaussianDpEvent if made.private else lambda noise: NonPrivateDpEvent()
-        return [(kind(noise), f"private sums {name}") for noise, name in fits]
+        several = [(kind(noise), f"private sums {name}") for noise, name in fits]
+        return [Use(*each, id_of_use(*each)) for each in several]
 
     def _refuse_of_run(self) -> None:
         if self.released.of_run:
             raise ValueError(
                 "These sums are a run's, which may have found its items privately, too: what all of it has cost is in "
-                "its ledger.jsonl and statement.txt. Give that as (event, label) pairs, spent=[(paid.event, "
-                "f'{paid.label} {paid.id}') for paid in tfdp_rec.spending.ledger.read(path).paid]."
+                "its ledger.jsonl and statement.txt. Give that, spent=[tfdp_rec.privacy.Use(paid.event, paid.label, "
+                "paid.id) for paid in tfdp_rec.spending.ledger.read(path).paid]."
             )
 
     def statement(self) -> Statement:
@@ -180,9 +182,9 @@ class SpectralRecommender:
         self._refuse_of_run()
         if math.isinf(self.epsilon):
             return Statement({"Guarantee": "none: the noise was supplied by a test, and can be subtracted"})
-        earlier = self.released.fits - 1
+        spent = epsilon_of(ComposedDpEvent([event for event, _ in self.uses]), self.delta)  # of all fits in its sums
         return Statement({
-            "Guarantee": f"(epsilon = {rounded_up(self.epsilon):g}, delta = {self.delta:g})-differential privacy",
+            "Guarantee": f"(epsilon = {rounded_up(spent):g}, delta = {self.delta:g})-differential privacy",
             "Protected unit": "one user, with all of their history",
             "Adjacency": "zero-out: data sets that differ by one user, which contributes nothing in one of them",
             "Mechanism": f"{self.counted_users}counts of all items with Gaussian noise of multiplier "
@@ -194,7 +196,7 @@ class SpectralRecommender:
             + f"the catalogue of {len(self.catalogue)} items"
             + (", with their features" if self.has_features else ""),
             "Covers": "everything that this recommender holds, answers or exports"
-            + (f", but for the {earlier} earlier releases in it, each of which costs what it cost" if earlier else ""),
+            + (f", with the {self.released.fits - 1} earlier fits in its sums" if self.released.fits > 1 else ""),
             "Does not cover": "another fit on the same users, which costs as much again; users whose history comes in "
             "more than one piece; an observer of the memory of the counting",
         })  # fmt: skip

@@ -36,9 +36,9 @@ from tfdp_rec.pricing.composition import (
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import Sampling, dearer
 from tfdp_rec.spending import payments
-from tfdp_rec.spending.entries import BY_HAND, DRAWN, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id, use_of
+from tfdp_rec.spending.entries import BY_HAND, DRAWN, UNPROVEN, Changes, Entries, Entry, Use, id_of_use, new_id
 from tfdp_rec.spending.filters import PrivacyFilter
-from tfdp_rec.spending.ledger import Ledger, Mark, Payment
+from tfdp_rec.spending.ledger import Ledger, Mark
 from tfdp_rec.spending.payments import Payments
 from tfdp_rec.spending.statement import Statement, statement
 
@@ -176,6 +176,12 @@ class Accountant:
         return sum(entry.steps for entry in self._own())
 
     @property
+    def lost(self) -> int:
+        """Number of steps that are paid for and that no followed model has, such as those that a crash took."""
+        mine = self.sampling.get_state()
+        return self.steps - sum(e.steps for e in self.carried if not e.label and _counts_under(e, mine))
+
+    @property
     def void(self) -> str:
         """Reason why there is no guarantee, such as sampling or noise that can be repeated; empty if there is one."""
         return " and ".join(dict.fromkeys(entry.void for entry in self.carried if entry.void))
@@ -274,7 +280,8 @@ class Accountant:
         own = self._own()
         left = sum(entry.steps for entry in own) if steps is None else checked_count("steps", steps)
         runs: list[tuple[DpEvent, int]] = []
-        for event, count in [*((entry.event, entry.steps) for entry in own), (self.event, left)]:
+        present = self.event if self.payments is None else payments.without_parts(self.event)
+        for event, count in [*((entry.event, entry.steps) for entry in own), (present, left)]:
             taken = min(count, left)
             left -= taken
             if taken and runs and runs[-1][0] == event:
@@ -353,8 +360,7 @@ class Accountant:
         Args:
             event: Event of the whole use, without sampling.
             label: Name of the use in the statement.
-            id: Id of the use, under which it is counted once, also where a state that holds it is restored; by default
-                a new one.
+            id: Id of the use, under which it is counted, and paid for, once; by default a new one.
 
         Example:
             >>> from tfdp_rec.privacy import PoissonSampling
@@ -365,46 +371,41 @@ class Accountant:
         """
         events.to_json(event)
         check_supported(event, self.accountant)
-        id, use = id or new_id(), use_of(event, label)
-        self.carried.add(use, id)  # raises for the id of another expense, before anything is paid
-        if self.payments is not None:  # each time: a plan that is made again may make its counts again
-            self.payments.pay_once(event, label, id)
-        self._recorded.add(use, id)
+        use = Use(event, label, id)
+        self.carried.add(use.entry, use.id)  # raises for the id of another expense, before anything is paid
+        if self.payments is not None and not self.payments.has_paid(use):
+            self.payments.pay_once(use)
+        self._recorded.add(use.entry, use.id)
         Changes.made += 1
+
+    def has_spent(self, use: Use) -> bool:
+        """Whether a use is counted."""
+        return self.payments.has_paid(use) if self.payments else bool(self.carried.steps_of(use.id))
 
     # Paying in the ledger.
 
     def pay_ahead(
-        self, steps: int, most: int, optimizer: Any, sampling: str | None, kept: bool = False, within: float = math.inf
+        self, steps: int, most: int, optimizer: Any, sampling: str | None, block: float = payments.BLOCK
     ) -> int:
-        """Pays for `steps` next steps, at most `most`, by `optimizer` on batches of `sampling`; returns how many."""
+        """Pays for `steps` next steps, at most `most`, by `optimizer` on batches of `sampling`; returns how many.
+
+        They are paid for in blocks of at most `block` steps, which a crash would lose, unless `steps` are more.
+        """
         if self.payments is None:
             return most
         planned, ahead = isinstance(self.event, PlannedDpEvent), self.ahead_for(optimizer, sampling)
         # Payments are durable, so they are made in blocks: one sync of the disk for many steps.
         if ahead < steps:
+            self.refuse_superseded(optimizer.training_id, optimizer.state_id)
             if planned or not self._pays_for(optimizer, sampling):
                 self.give_back_unused()  # planned steps are paid for as a whole, and others under an id of their own
                 ahead = 0
-            wanted = max(steps, most if planned else min(payments.BLOCK, most))
-            if planned:
-                self._refuse_branch(optimizer, within)
+            wanted = max(steps, most if planned else int(min(payments.BLOCK, block, most)))
             id, proof = self._paid_ahead[0] if self._paid_ahead else "", "" if sampling else self.asserted
-            id = self.payments.pay_steps(self.event, wanted - ahead, id, proof, _standing(optimizer), kept)
+            id = self.payments.pay_steps(self.event, wanted - ahead, id, proof)
             self._paid_ahead, ahead = (id, self.event), wanted
             optimizer.privacy_history.use_id(optimizer, sampling, id)
         return min(most, ahead)
-
-    def _refuse_branch(self, optimizer: Any, within: float) -> None:
-        # A plan that is paid for again may cost more than its steps, of which the number of steps left was found.
-        assert self.payments is not None
-        price = self.payments.price_of_plan(self.event, _standing(optimizer))
-        after = self.payments.ledger.epsilon(self.delta, self.accountant, [Payment(price)])
-        if after > within * (1 + 1e-9):
-            raise ValueError(
-                "Going on from here costs the plan again, since another run has gone on from it, and would exceed the "
-                f"budget: epsilon {after:.4g} of {within:g}. Resume from the newest checkpoint."
-            )
 
     def _pays_for(self, optimizer: Any, sampling: str | None) -> bool:
         # Whether what is paid ahead is for the next steps of an optimizer, at the present event.
@@ -433,14 +434,15 @@ class Accountant:
             Changes.made += 1
 
     def note_checkpoint(self, optimizer: Any, state: str, done: bool = True) -> None:
-        """Notes that the state of an optimizer's plan is kept, or is about to be, under an id."""
+        """Notes that an optimizer's training is kept, or is about to be, in a state of an id."""
         if self.payments is not None:
-            self.payments.note_checkpoint(optimizer.dp_event(), self.carried, _standing(optimizer), state, done)
+            training = optimizer.training_id, optimizer.state_id
+            self.payments.note_checkpoint(optimizer.dp_event(), self.carried, *training, state, done)
 
-    def confirm_checkpoint(self, optimizer: Any) -> None:
-        """Notes the checkpoint from which an optimizer was restored, if a kill left it without its last note."""
+    def refuse_superseded(self, training: str, state: str) -> None:
+        """Raises for a training whose ledger has heard of another state since the one of an id."""
         if self.payments is not None:
-            self.payments.confirm_checkpoint(optimizer.dp_event(), _standing(optimizer))
+            self.payments.refuse_superseded(training, state)
 
     def pay_for_history(self) -> None:
         """Pays for all that the models have spent and the ledger lacks, such as steps before it was begun.
@@ -556,12 +558,6 @@ def _uses_without_ids(state: dict[str, Any], history: Entries) -> Entries:
         if not history.steps_of(id):
             found.extend(id if state.get("mark") else new_id(), use)
     return found
-
-
-def _standing(optimizer: Any) -> str:
-    # Id of the last checkpoint that holds an optimizer's plan.
-    course = getattr(optimizer, "course", None)
-    return "" if course is None else course.state
 
 
 def _counts_under(entry: Entry, sampling: dict[str, Any]) -> bool:

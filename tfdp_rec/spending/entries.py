@@ -48,11 +48,45 @@ def id_of_use(event: DpEvent, label: str) -> str:
     return json.dumps([events.to_json(event), label])
 
 
-def use_of(event: DpEvent, label: str) -> Entry:
-    """The entry of one use of the data that is no training step."""
-    if not isinstance(label, str) or not label:
-        raise ValueError(f"A use of the data needs a label, a few words for the statement, got {label!r}.")
-    return Entry(event, 1, DRAWN, label=label)
+class Use(tuple[DpEvent, str]):
+    """One use of the data that is no training step: an (event, label) pair with an id, by which it is counted once.
+
+    Make it where the data are used, and give the same object wherever it is declared (`PrivatePlan(spent=)`,
+    `add_uses`). A bare pair is another use each time it is declared.
+
+    Args:
+        event: Event of the whole use, without sampling.
+        label: Name of the use in a statement.
+        id: Id of the use, for a program that is run again and does not use the data again; by default a new one.
+
+    Example:
+        >>> import dp_accounting
+        >>> monday, tuesday = (Use(dp_accounting.GaussianDpEvent(20.0), "popularity counts") for _ in range(2))
+        >>> monday == tuesday, monday.id == tuesday.id
+        (True, False)
+    """
+
+    id: str
+
+    def __new__(cls, event: DpEvent, label: str, id: str = "") -> Use:
+        if not isinstance(label, str) or not label:
+            raise ValueError(f"A use of the data needs a label, a few words for the statement, got {label!r}.")
+        made = super().__new__(cls, (event, label))
+        made.id = id or new_id()
+        return made
+
+    def __getnewargs__(self) -> tuple[DpEvent, str, str]:
+        return *self, self.id
+
+    @classmethod
+    def of(cls, declared: tuple[DpEvent, str]) -> Use:
+        """A use as it was declared: with its id, or with a new one."""
+        return declared if isinstance(declared, Use) else cls(*declared)
+
+    @property
+    def entry(self) -> Entry:
+        """The entry of the use in a privacy history."""
+        return Entry(self[0], 1, DRAWN, label=self[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,6 +197,13 @@ class Entries:
     def to_array(self) -> np.ndarray:
         """`dumps` as bytes, for a store of variables."""
         return np.frombuffer(self.dumps().encode(), np.uint8)
+
+    @classmethod
+    def of(cls, use: Use) -> Entries:
+        """One use alone."""
+        found = cls()
+        found.add(use.entry, use.id)
+        return found
 
     @classmethod
     def from_array(cls, saved: Any) -> Entries:

@@ -29,7 +29,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 from tfdp_rec.demands import Check, demand_all, given
 from tfdp_rec.sampling.sampling_proof import Source
 from tfdp_rec.sampling.schemes import dearer, dearer_of
-from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, id_of_use, new_id
+from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, new_id
 
 _NO_LIMIT = 2**62
 _KINDS = 4  # counters made in advance, enough for most models: a variable made during tracing has it done twice
@@ -265,8 +265,8 @@ class Meter:
         # An optimizer holds what it was made of, also before its first step: a saved model has it.
         several = [self._optimizer, self._present, *(counter.optimizer for counter in self._counters.values())]
         for optimizer in {id(each): each for each in several}.values():
-            for event, label in getattr(optimizer, "events_before_training", list)():
-                found.add(Entry(event, 1, DRAWN, label=label), id_of_use(event, label))
+            for use in getattr(optimizer, "events_before_training", list)():
+                found.add(use.entry, use.id)
 
     @property
     def _own_steps(self) -> int:

@@ -63,13 +63,9 @@ def statement(
         drawn += "; steps recorded by hand are asserted, not checked"
     elif made:
         drawn += "; every batch carried the proof of its draw"
-    not_covered = [
-        f"{steps} steps of {name} that were made after private training, which no epsilon covers unless they were made "
-        "on public data"
-        for name, steps in ordinary.items()
-    ]
+    held = epsilon if not ordinary else math.inf
     fields = {
-        "Guarantee": _guarantee(void, epsilon, delta),
+        "Guarantee": _guarantee(void, epsilon, delta, ordinary),
         "Protected unit": f"one {unit}, giving at most one row to any batch",
         "Adjacency": f"{sampling.adjacency}: data sets that differ by one {unit}, which contributes nothing in one of "
         "them",
@@ -79,11 +75,11 @@ def statement(
         "Ledger": ledger,
         "Accountant": f"{limit or accountant.upper()}, dp-accounting {importlib.metadata.version('dp-accounting')}",
         "Public": f"the number of {unit}s, {sampling.num_units}, and with it the batch size and sampling rate",
-        "Covers": "" if math.isinf(epsilon) else _COVERS,
-        "Does not cover": "; ".join([*not_covered, _DOES_NOT_COVER, *([] if limit else [_FIXED])]),
+        "Covers": "" if math.isinf(held) else _COVERS,
+        "Does not cover": "; ".join([_DOES_NOT_COVER, *([] if limit else [_FIXED])]),
     }
-    # A filter's claim is no composition's, and what is void has no ε to agree with.
-    theirs = None if void or limit else _tf_privacy_statement(sampling.num_units, delta, whole, accountant)
+    # A filter's claim is no composition's, and what has no guarantee has no ε to agree with.
+    theirs = None if math.isinf(held) or limit else _tf_privacy_statement(sampling.num_units, delta, whole, accountant)
     heading = (
         f"TF Privacy's statement (its «example» is one {unit} here; the batches are really Poisson-sampled,\n"
         "so the second of its two figures is the one that holds):"
@@ -103,7 +99,7 @@ _FIXED = (
 )
 
 
-def _guarantee(void: str, epsilon: float, delta: float) -> str:
+def _guarantee(void: str, epsilon: float, delta: float, ordinary: Mapping[str, int]) -> str:
     if void:
         return f"none: epsilon is infinite, since {void}"
     if math.isinf(epsilon):
@@ -111,7 +107,14 @@ def _guarantee(void: str, epsilon: float, delta: float) -> str:
             "none: epsilon is infinite. This mechanism has no (epsilon, delta) guarantee at any delta; what "
             "can be said of it is a data-dependent bound (EANA) or a measured exposure"
         )
-    return f"(epsilon = {rounded_up(epsilon):g}, delta = {delta:g})-differential privacy"
+    said = f"(epsilon = {rounded_up(epsilon):g}, delta = {delta:g})-differential privacy"
+    if ordinary:
+        steps = " and ".join(f"{steps} steps of {name}" for name, steps in ordinary.items())
+        return (
+            f"none, since {steps} that were made after private training are covered by no epsilon, unless they were "
+            f"made on public data. What left training before them has {said}"
+        )
+    return said
 
 
 def rounded_up(epsilon: float) -> float:

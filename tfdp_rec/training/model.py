@@ -27,7 +27,7 @@ from tfdp_rec.optimizers import PrivateOptimizer
 from tfdp_rec.optimizers.checks import refuse_replicas
 from tfdp_rec.refused import NotPrivate, refuse_below
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_words, refuse_choosing, source_of
-from tfdp_rec.spending.entries import id_of_use, use_of
+from tfdp_rec.spending.entries import Use
 from tfdp_rec.training.adapted_layers import is_declared, refuse_adapted
 from tfdp_rec.training.batch import Batch, examples_of, first_example
 from tfdp_rec.training.callback_checks import (
@@ -178,11 +178,11 @@ class PrivateTraining(ReleaseMethods):
     def add_uses(self, uses: Iterable[tuple[DpEvent, str]]) -> None:
         """Adds to the privacy history what the model was made of before its training, such as a private count.
 
-        It is saved with the model, and every accountant that follows the model counts it. A use is known by its event
-        and label: one that a plan declares too, `PrivatePlan(spent=uses)`, is counted once.
+        It is saved with the model, and every accountant that follows the model counts it.
 
         Args:
-            uses: (event, label) pairs; equal ones are one use.
+            uses: `tfdp_rec.privacy.Use` objects, each of which counts once wherever it is declared; or (event, label)
+                pairs, each of which is another use.
 
         Example:
             >>> import dp_accounting, tfdp_rec
@@ -194,8 +194,8 @@ class PrivateTraining(ReleaseMethods):
         if not getattr(self, "built", False):  # other models on its layers would not know
             raise ValueError("Build the model before add_uses: call it, or prepare(batch), with any batch.")
         history = self.loaded_history()
-        for event, label in uses:
-            history.add_entry(use_of(event, label), id_of_use(event, label))
+        for use in map(Use.of, uses):
+            history.add_entry(use.entry, use.id)
 
     @property
     def is_private(self) -> bool:

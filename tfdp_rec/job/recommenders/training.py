@@ -30,7 +30,7 @@ from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.settings import arguments
 from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.entries import DRAWN, Entries, Entry, id_of_use
+from tfdp_rec.spending.entries import DRAWN, Entries, Entry, Use
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.payments import Payments
 from tfdp_rec.spending.statement import Statement
@@ -136,8 +136,7 @@ def go_on(run: Run, model: Any) -> Any:
 def uses_before_training(run: Run, ledger: Any) -> list[tuple[str, Entry]]:
     """(id, entry) of every use of the log that a training has before its first step: items, and popularity or sums."""
     if ledger is None:  # of a two-tower
-        uses = run.budget.before_training(PRIOR)
-        return [(id_of_use(event, label), Entry(event, 1, DRAWN, label=label)) for event, label in uses]
+        return [(use.id, use.entry) for use in map(Use.of, run.budget.before_training(PRIOR))]
     # The ids of the payments: the entries are receipts.
     paid_for = [paid for paid in ledger.paid if not paid.steps and not isinstance(paid.event, NoOpDpEvent)]
     return [(paid.id, Entry(paid.event, paid.attempts, DRAWN, label=paid.label)) for paid in paid_for]

@@ -24,7 +24,6 @@ from __future__ import annotations
 import abc
 from typing import Any
 
-import dp_accounting
 import keras
 import tensorflow as tf
 
@@ -34,6 +33,7 @@ from tfdp_rec.optimizers import checks
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.sparse.draws import BucketSpace
 from tfdp_rec.optimizers.sparse.preselection import Preselection
+from tfdp_rec.spending.entries import Use
 
 
 class SelectingOptimizer(PrivateOptimizer, abc.ABC):
@@ -62,11 +62,11 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
         """Number of table values that all steps so far have updated; as public as the choices are."""
         return int(self._updated_values.numpy())
 
-    def events_before_training(self) -> list[tuple[dp_accounting.DpEvent, str]]:
-        """Uses of the data before the first step: (event, label) pairs for `Accountant.spend`."""
+    def events_before_training(self) -> list[Use]:
+        """Uses of the data before the first step."""
         if self.preselection is None or self.preselection.noise_multiplier is None:
             return []
-        return [(self.preselection.dp_event(), self.preselection.label)]
+        return [self.preselection.use]
 
     def build_tables(self) -> None:
         sizes = {path: table.rows for path, table in self.tables.items()}

@@ -30,6 +30,7 @@ import tensorflow as tf
 
 from tfdp_rec.noise.words import WordSource, os_entropy
 from tfdp_rec.optimizers.sparse import draws
+from tfdp_rec.spending.entries import Use, id_of_use
 from tfdp_rec.sums.fixed_point import ONE, checked_noise, grid_weights, released
 
 Frequencies = dict[str, np.ndarray]
@@ -94,6 +95,11 @@ class Preselection:
     def label(self) -> str:
         """Label of the choice in accounts, with its id; saved and loaded it keeps both."""
         return f"pre-selection of {sum(map(len, self.rows.values()))} rows ({self.id})"
+
+    @property
+    def use(self) -> Use:
+        """The choice as one use of the data, for `PrivatePlan(spent=)`."""
+        return Use(self.dp_event(), self.label, id_of_use(self.dp_event(), self.label))
 
     def get_config(self) -> dict[str, Any]:
         """Every constructor argument."""
