@@ -345,7 +345,7 @@ def test_sums_of_several_fits_have_cost_each_of_them(tmp_path):
 def test_sums_that_do_not_tell_what_they_have_cost_are_refused(sums):
     unknown = copy.copy(sums)
     unknown.released = dataclasses.replace(sums.released, multipliers=np.array([np.nan]))
-    with pytest.raises(ValueError, match="cost.*spent="):
+    with pytest.raises(ValueError, match="cost.*Use"):
         SASRec.upon(unknown, width=8, history_length=PLACES)
     spent = [(GaussianDpEvent(0.5), "sums of Monday")]
     assert accounted(SASRec.upon(unknown, spent=spent, width=8, history_length=PLACES)).spent_besides == spent

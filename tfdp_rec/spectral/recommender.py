@@ -157,7 +157,7 @@ class SpectralRecommender:
         made = self.released
         self._refuse_of_run()
         if not np.isfinite(made.multipliers).all():
-            raise ValueError("Some of these sums do not tell their cost: give it, spent=[tfdp_rec.privacy.Use(event, label)].")
+            raise ValueError("Some of these sums do not tell their cost: give it as tfdp_rec.privacy.Use, spent=[...].")
         fits = zip(made.multipliers.tolist(), made.names.tolist(), strict=True)
         kind = GaussianDpEvent if made.private else lambda noise: NonPrivateDpEvent()
         several = [(kind(noise), f"private sums {name}") for noise, name in fits]
