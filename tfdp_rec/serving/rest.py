@@ -166,7 +166,7 @@ def _slices(tensors: Mapping[str, Any]) -> Iterator[dict[str, tf.Tensor]]:
         widest = np.maximum.accumulate(widths[start : start + _ROWS_AT_ONCE])
         cells = widest * np.arange(1, len(widest) + 1)
         stop = start + max(1, int(np.searchsorted(cells, _CELLS_AT_ONCE, "right")))
-        some, start = rows[start:stop], stop
+        some, start = rows if stop - start >= len(widths) else rows[start:stop], stop  # a slice of all takes its time
         if flat:
             yield {**tensors, "items": some.values, "lengths": tf.cast(some.row_lengths(), tf.int32)}
         else:
