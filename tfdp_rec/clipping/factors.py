@@ -356,7 +356,7 @@ class Rows(Factor):
 
     def reads(self) -> Reads:
         # What a model reads and makes nothing of, such as padding, has a gradient of zero.
-        at = tf.where(tf.reduce_any(tf.not_equal(self.summed, 0), axis=2))
+        at = tf.where(tf.reduce_any(tf.not_equal(self.g, 0), axis=2))
         return Reads(at[:, 0], tf.gather_nd(self.ids, at), tf.zeros([0], tf.int64))
 
 
