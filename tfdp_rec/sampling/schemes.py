@@ -142,10 +142,11 @@ class Sampling(abc.ABC):
             shared: Function without arguments that makes what all examples of a batch share (negatives, say), as a
                 dict; the drawn units are hidden from it. Its entries join the dict that `fetch` returns, or the first
                 entry of a tuple.
-            map: TensorFlow function from batch to batch that works row by row, as `Dataset.map` takes it.
+            map: TensorFlow function from batch to batch that works row by row, which is read: row i of its result is
+                made of row i alone. Python code and random numbers belong into `fetch`.
 
         Raises:
-            NotPrivate: `fetch` does not return one row for each index.
+            NotPrivate: `fetch` does not return one row for each index, or `map` mixes rows.
             ValueError: `fetch` returns different structures or dtypes for different indices (often an empty array
                 that became float64).
         """
@@ -271,7 +272,7 @@ class PoissonSampling(Sampling):
                 each with one row for each index.
             shared: Function without arguments that makes what all examples of a batch share, as a dict of tensors; the
                 drawn units are hidden from it.
-            map: Function from batch to batch that works row by row, as `Dataset.map` takes it.
+            map: Function from batch to batch, as in `batches`.
 
         Example:
             >>> sampling = PoissonSampling(num_units=4, expected_batch_size=4)

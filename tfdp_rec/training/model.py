@@ -365,7 +365,7 @@ class PrivateTraining(ReleaseMethods):
             found = given.get(name, getattr(kind, name, None))
             if found is not None and found is not own:
                 raise NotPrivate(
-                    f"{kind.__name__} has a {name} of its own{line_of(found)}, which could mix the examples of a batch, "
+                    f"{kind.__name__} has a {name} of its own{line_of(found)}, which could mix the examples of a batch "
                     "or let them decide whether a step is made. Leave it out: the loss belongs into per_example_loss, "
                     "figures into compute_metrics, changes of rows into sampling.batches(fetch, map=function)."
                 )
