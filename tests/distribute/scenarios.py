@@ -563,14 +563,11 @@ def refusals(cluster, dear=False):
 
     others = tfdp_rec.data.PoissonSampling(UNITS, BATCH)
 
-    def drawn_by(scheme):
-        fetch = lambda i: (tf.cast(tf.stack([i, i, i], 1), tf.int32), tf.cast(i, tf.float32)[:, None])  # noqa: E731
-        return scheme.graph_batches(fetch)
+    def drawn_by(scheme, first=0):
+        rows = lambda i: (tf.cast(tf.stack([i, i, i], 1), tf.int32), tf.cast(i, tf.float32)[:, None])  # noqa: E731
+        return scheme.graph_batches(lambda i: rows(i[first:]))
 
     drawn = functools.partial(drawn_by, sampling)
-
-    def shorter(element):
-        return element._replace(batch=tf.nest.map_structure(lambda rows: rows[1:], element.batch))
 
     def fit(trainer):
         accountant = tfdp_rec.privacy.Accountant(trainer.cluster_model.optimizer.dp_event(), sampling, 0.01, "rdp")
@@ -631,7 +628,8 @@ def refusals(cluster, dear=False):
         "no proof": lambda: fit(trainer(small, plain, lambda: drawn().map(lambda e: e.batch))),
         "ends": lambda: trainer_of(cluster, "lazy").fit(100, verbose=0),
         "batched anew": lambda: trainer(small, batches=lambda: drawn().unbatch().batch(4)).fit(6, verbose=0),
-        "rows dropped": lambda: trainer(small, batches=lambda: drawn().map(shorter)).fit(6, verbose=0),
+        "rows dropped": lambda: trainer(small, batches=lambda: drawn(first=1)).fit(6, verbose=0),
+        "mapped": lambda: trainer(small, batches=lambda: drawn().map(lambda e: e)),
     }
     found = {name: refusal(act) for name, act in refused.items() if (name in DEAR) == dear}
     if not dear:

@@ -197,6 +197,7 @@ def test_the_invariants_notice_a_step_that_untouched_rows_do_not_count(broken):
         ("cached", "NotPrivate: Refused batch: draw 0 of this iteration was trained on before"),
         ("cached", "steps were made on batches that no sampling drew, as far as is proved"),
         ("no proof", "carry no proof that they were sampled"),
+        ("mapped", "went through Map after sampling"),
     ],
 )
 def test_refuses_with_words_that_help(one_worker, what, words):

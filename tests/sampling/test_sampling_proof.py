@@ -157,7 +157,7 @@ def test_draws_chosen_after_look_ahead_are_refused(training):
 
 
 def test_what_gives_draws_as_they_come_is_taken(training):
-    data = training.sampling.batches(fetch).map(lambda drawn: drawn).take(2).repeat().prefetch(2)
+    data = training.sampling.batches(fetch).take(2).repeat().prefetch(2)
     training.fit(data.with_options(tf.data.Options()), steps=4)
     training.fit(lookahead(data, training.model).prefetch(1), steps=2)
     assert training.steps == 6
@@ -170,8 +170,12 @@ def test_rows_cut_off_after_sampling_are_refused(training):
         drawn = element[0] if len(element) == 1 else element
         return drawn._replace(batch=short(drawn.batch)) if hasattr(drawn, "batch") else short(drawn)
 
-    with pytest.raises(REFUSED, match="drew .* units and gives"):
+    with pytest.raises(REFUSED, match="went through Map after sampling"):
         training.fit(training.sampling.batches(fetch).map(cut))
+    with pytest.raises(REFUSED, match="drew .* units and gives"):
+        training.model.train_on_batch(cut(next(iter(training.sampling.batches(fetch)))))
+    with pytest.raises(REFUSED, match="in what map returns"):
+        training.sampling.batches(fetch, map=lambda ids, labels: (ids[1:], labels[1:]))
     assert training.steps == 0
 
 

@@ -16,7 +16,7 @@ X, Y = RNG.normal(size=[8, 3]).astype("float32"), RNG.normal(size=[8, 1]).astype
 
 
 def compiled(keeps, kind=tfdp_rec.DPSGD, run_eagerly=False):
-    """A model whose train step does as ever, and then `keeps(model, x, logs)`."""
+    """A model whose metrics are computed as ever, and then `keeps(model, x, logs)`."""
     seeding.seed(0)
 
     class Keeping(tfdp_rec.PrivateTraining, keras.Model):
@@ -36,9 +36,9 @@ def compiled(keeps, kind=tfdp_rec.DPSGD, run_eagerly=False):
         def call(self, x):
             return self.score(x)
 
-        def train_step(self, data):
-            logs = super().train_step(data)
-            self.keeps(self, tf.nest.flatten(data)[0], logs)
+        def compute_metrics(self, x, y, y_pred, sample_weight=None):
+            logs = super().compute_metrics(x, y, y_pred, sample_weight)
+            self.keeps(self, x, logs)
             return logs
 
     model = Keeping()
@@ -91,14 +91,14 @@ KEPT = {
 
 @pytest.fixture(scope="module")
 def trained():
-    """A model that keeps nothing, after a step; with another `keeps`, its train step alone is traced anew."""
+    """A model that keeps nothing, after a step; with another `keeps`, its step alone is traced anew."""
     model = compiled(lambda model, x, logs: None)
     model.fit(X, Y, verbose=0)
     return model
 
 
 @pytest.mark.parametrize("way", KEPT)
-def test_a_train_step_that_keeps_something_of_its_batch_is_refused(way, trained):
+def test_a_step_that_keeps_something_of_its_batch_is_refused(way, trained):
     trained.keeps = KEPT[way]
     trained.make_train_function(force=True)
     with pytest.raises(NotPrivate, match="past the clip and the noise"):
@@ -121,8 +121,8 @@ def moving_average(model, x, logs):
 
 def test_averages_of_weights_and_counts_of_steps_may_be_kept_and_metrics_too():
     model = compiled(moving_average)
-    model.fit(X, Y, verbose=0)
-    assert np.any(model.centre != 0) and model.number == 1 and model.seen.result() != 0
+    model.fit(X, Y, epochs=2, verbose=0)
+    assert np.any(model.centre != 0) and model.number == 2 and model.seen.result() == 0  # emptied at the end of fit
 
 
 def test_a_step_that_is_run_eagerly_is_not_read_and_so_refused():
@@ -130,7 +130,7 @@ def test_a_step_that_is_run_eagerly_is_not_read_and_so_refused():
         compiled(moving_average, run_eagerly=True).train_on_batch(X, Y)
 
 
-@pytest.mark.parametrize("method", ["train_step", "test_step", "predict_step"])
+@pytest.mark.parametrize("method", ["test_step", "predict_step"])
 def test_what_any_step_keeps_is_read(method):
     def keeping(model, *data):
         given = getattr(tfdp_rec.PrivateModel, method)(model, *data)
@@ -142,7 +142,7 @@ def test_what_any_step_keeps_is_read(method):
     model = kind(inputs, keras.layers.Dense(1)(inputs))
     model.centre = model.add_weight(shape=[3], initializer="zeros", trainable=False, name="centre")
     model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1000.0, expected_batch_size=8), loss="mse")
-    run = {"train_step": model.train_on_batch, "test_step": model.test_on_batch, "predict_step": model.predict_on_batch}
+    run = {"test_step": model.test_on_batch, "predict_step": model.predict_on_batch}
     with pytest.raises(NotPrivate, match=f"{method} gives '.*centre'"):
         run[method](*((X,) if method == "predict_step" else (X, Y)))
     assert not np.any(model.centre)
@@ -197,16 +197,16 @@ def test_a_step_by_hand_is_this_packages_own(kind):
     ids = keras.Input([2], dtype="int32")
     rows = keras.layers.Flatten()(keras.layers.Embedding(9, 2)(ids))
 
-    class ByHand(tfdp_rec.PrivateModel):
-        def train_step(self, data):
-            self.prepare(data)
-            self.optimizer.apply(tfdp_rec.clipping.clipped_sum(self, data, l2_norm_clip=1.0))
-            return {}
-
-    model = ByHand(ids, keras.layers.Dense(1)(rows))
+    model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(rows))
     model.compile(kind(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8), loss="mse")
+
+    @functools.partial(tf.function, autograph=False)
+    def step(*data):
+        model.prepare(data)
+        model.optimizer.apply(tfdp_rec.clipping.clipped_sum(model, data, l2_norm_clip=1.0))
+
     for _ in range(2):
-        model.train_on_batch(RNG.integers(0, 9, [8, 2]), Y)
+        step(tf.constant(RNG.integers(0, 9, [8, 2]), tf.int32), tf.constant(Y))
     assert int(model.optimizer.iterations) == 2
 
 
@@ -257,8 +257,8 @@ def test_a_metric_of_the_loss_may_draw():
     model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8))
     before = int(model.ties.seed_generator.state[0])
     for _ in range(2):
-        model.train_on_batch(X, Y)
-    assert int(model.optimizer.iterations) == 2 and float(model.ties.result()) > 0
+        logs = model.train_on_batch(X, Y, return_dict=True)
+    assert int(model.optimizer.iterations) == 2 and logs["ties"] > 0
     assert int(model.ties.seed_generator.state[0]) != before  # secret, as those of layers
 
 
@@ -420,10 +420,10 @@ def test_a_count_of_the_parts_is_refused():
         in_parts(layer=Counting).fit(X, Y, batch_size=5, verbose=0)
 
 
-def test_under_a_step_of_the_users_own_nothing_of_parts_may_be_drawn():
+def test_under_logs_of_the_users_own_nothing_of_parts_may_be_drawn():
     class Own(tfdp_rec.PrivateModel):
-        def train_step(self, data):
-            return super().train_step(data)
+        def get_metrics_result(self):
+            return super().get_metrics_result()
 
     with pytest.raises(NotPrivate, match="seed_generator"):
         in_parts(Own).fit(X, Y, batch_size=5, verbose=0)

@@ -108,8 +108,8 @@ def refuse_padding(leaf: Any) -> None:
     if leaf.shape.rank is None or None in leaf.shape[1:]:
         raise NotPrivate(
             f"The batch has a tensor of shape {leaf.shape}: if batches are padded to their longest example, that "
-            "example changes the input of all others. Pad to a fixed length: padded_batch(..., padded_shapes=...), or "
-            "Dataset.map with tf.ensure_shape."
+            "example changes the input of all others. Pad to a fixed length: in fetch, or padded_batch(..., "
+            "padded_shapes=...)."
         )
 
 

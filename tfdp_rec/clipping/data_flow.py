@@ -26,7 +26,8 @@ _READS = frozenset(
     """.split()
 )
 """Operations that do not change their resource; summaries are among them, since like metrics they are not released."""
-_PYTHON = ("PyFunc", "EagerPyFunc", "PyFuncStateless")
+_OUT = {**dict.fromkeys(("PyFunc", "EagerPyFunc", "PyFuncStateless"), "Python code"), "Assert": "an assertion"}
+"""Operations by which something leaves the graph; an assertion tells it by ending the training."""
 
 
 @contextlib.contextmanager
@@ -95,7 +96,7 @@ class DataFlow:
 
     def _note(self, operation: Any, resources: list[Any]) -> None:
         """Notes a write, if the operation is one; its variable depends on the values from then on."""
-        if operation.type in _PYTHON:
+        if operation.type in _OUT:
             self.writes.append((operation, None))
         elif resources and operation.op_def.is_stateful:
             self.writes.append((operation, resources[0]))
@@ -138,7 +139,7 @@ def refuse_writes(
         if resource_key(handle) in may:
             continue
         name = names.get(resource_key(handle))
-        what = "Python code" if operation.type in _PYTHON else f"'{name}'" if name else "a variable"
+        what = _OUT.get(operation.type, f"'{name}'" if name else "a variable")
         line = users_line(operation) or operation.name
         raise NotPrivate(
             f"{subject} gives {what} something that was computed from the batch ({line}), past the clip and the "

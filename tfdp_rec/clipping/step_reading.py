@@ -24,7 +24,7 @@ from tfdp_rec.independence.gradient_shares import GradientShares
 from tfdp_rec.independence.reading import Reading, Walk
 from tfdp_rec.independence.refusals import forward, is_gradient, users_line
 from tfdp_rec.independence.sizes import ONE, Size
-from tfdp_rec.independence.values import ByExample, Handle, Mixed, Shared, Value
+from tfdp_rec.independence.values import ByExample, Handle, Shared
 from tfdp_rec.keras_internals import layers_within, metrics_variables, random_states, resource, resource_key
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.withheld_rows import held_rows, withheld
@@ -202,17 +202,7 @@ class StepReading:
         return walk
 
     def _require(self, tensor: tf.Tensor, subject: str, rows: Size | None) -> ByExample:
-        value, reading = self._seen.value(tensor), self._seen.reading
-        if isinstance(value, Mixed):
-            raise reading.refuse(value.operation, value.reason, value.detail, subject)
-        fits = isinstance(value, ByExample) and not value.axis
-        if not isinstance(value, ByExample) or not fits or (rows is not None and value.inner != rows):
-            raise reading.refuse(tensor.op, _misplaced(value), subject=subject)
-        return value
-
-
-def _misplaced(value: Value) -> str:
-    return "order" if isinstance(value, ByExample) else "unknown"
+        return self._seen.require_rows(tensor, subject, rows)
 
 
 def _reading(model: keras.Model) -> Reading:

@@ -25,7 +25,7 @@ import tensorflow as tf
 
 from tfdp_rec.demands import is_check
 from tfdp_rec.independence import refusals
-from tfdp_rec.independence.sizes import BATCH, Size, SizeArray, letter, size
+from tfdp_rec.independence.sizes import BATCH, ONE, Size, SizeArray, letter, size
 from tfdp_rec.independence.values import (
     ByExample,
     Handle,
@@ -206,6 +206,16 @@ class Walk:
             else:
                 self.visit(todo[-1].op, before=True)
         return self._values[id(tensor)]
+
+    def require_rows(self, tensor: Any, subject: str, rows: Size | None = ONE) -> ByExample:
+        """The value of a tensor by example along its first axis, with `rows` for each; raises for any other."""
+        value = self.value(tensor)
+        if isinstance(value, Mixed):
+            raise self.reading.refuse(value.operation, value.reason, value.detail, subject)
+        if not isinstance(value, ByExample) or value.axis or (rows is not None and value.inner != rows):
+            reason = "order" if isinstance(value, ByExample) else "unknown"
+            raise self.reading.refuse(tensor.op, reason, subject=subject)
+        return value
 
     def sizes(self, tensor: Any) -> tuple[Size, ...] | None:
         """Lengths of a tensor's axes; None if their number is unknown."""

@@ -106,7 +106,7 @@ REASONS = {
     "unknown length": (
         "repeats a tensor along an axis whose length is not known while the step is traced, and may be 1",
         "Give each of the shared_inputs (negatives, say) a static length, for example [1000] and not [None]: "
-        "Dataset.map with tf.ensure_shape",
+        "by tf.ensure_shape",
     ),
     "outside": (
         "uses a tensor that comes neither from the batch nor from the model",

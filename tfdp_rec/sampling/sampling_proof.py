@@ -23,12 +23,14 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping.batches import example_leaves
+from tfdp_rec.clipping.batches import example_leaves, open_specs, refuse_padding
 from tfdp_rec.demands import demand, demand_all, given, sentence_of
+from tfdp_rec.independence import Reading, Shared, Walk
 from tfdp_rec.refused import NotPrivate
-from tfdp_rec.sampling.fetch import Shared, joined, spec_of
+from tfdp_rec.sampling.fetch import joined, spec_of
 from tfdp_rec.sampling.names import NAMED, PROCESS, process_of
 
 _NONE = -1
@@ -215,25 +217,6 @@ def _refuse_seeing_shared(batch: Any, blind: Sequence[str], shared: Sequence[str
         )
 
 
-def _tensors_of(batch: Any, shared: Sequence[str]) -> dict[str, list[Any]]:
-    """The tensors of each shared entry, where `joined` puts it."""
-    while isinstance(batch, tuple):
-        batch = batch[0]
-    there = [key for key in shared if key in batch] if isinstance(batch, dict) else []
-    return {key: tf.nest.flatten(batch[key]) for key in there}
-
-
-def _made_anew(before: dict[str, list[Any]], mapped: Any, shared: Sequence[str]) -> list[str]:
-    """Keys of shared entries that are not, where a batch has them, the tensors that they were before a map."""
-    after = _tensors_of(mapped, shared)
-
-    def kept(key: str) -> bool:
-        now, then = after.get(key, []), before[key]
-        return len(now) == len(then) and all(one is other for one, other in zip(now, then))
-
-    return [key for key in shared if key in _keys(mapped) and not kept(key)]
-
-
 def _keys(batch: Any) -> set[str]:
     """Keys of all dicts of a nest."""
     if isinstance(batch, dict):
@@ -296,8 +279,9 @@ _LEFT_OUT = (
     "shuffle() after sampling, or begin iterating anew: iter(batches).\n"
 )
 _CHOOSING = (
-    "The batches went through {} after sampling, which could choose among draws by their rows, and ε is that of draws "
-    "as they come. Leave in map, prefetch, take and repeat, and choose rows before sampling."
+    "The batches went through {} after sampling, which could choose among draws by their rows, or mix the rows, and ε "
+    "is that of draws as they come. Leave in prefetch, take and repeat; change rows in their place with "
+    "sampling.batches(fetch, map=function), and choose rows before sampling."
 )
 _NOT_DIVISIBLE = (
     "A sampled batch cannot be regrouped (batch, unbatch, padded_batch, ...): the units drawn together are what the "
@@ -323,7 +307,7 @@ def generated(
     drawn: Callable[[], Iterator[Any]],
     signature: Any,
     sampling: Any,
-    shared: Shared | None,
+    shared: Callable[[], dict[str, Any]] | None,
     map: Callable[..., Any] | None,  # noqa: A002
     seeded: bool = False,
 ) -> tf.data.Dataset:
@@ -346,21 +330,45 @@ def dataset_of(
     rows: tf.data.Dataset, sampling: Any, seeded: bool, shared: Sequence[str], map: Callable[..., Any] | None  # noqa: A002
 ) -> tf.data.Dataset:
     """Elements (numbers of `Draw`, batch) as `Drawn`, each batch after `map`."""
-    changed: list[str] = []
+    change = None if map is None else _read_map(map, rows.element_spec[1], shared)
 
     def drawn(numbers: tuple[tf.Tensor, ...], batch: Any) -> Drawn:
-        before = _tensors_of(batch, shared)  # first: a map may change the batch in place
-        mapped = batch if map is None else map(*batch) if type(batch) is tuple else map(batch)
-        changed.extend(_made_anew(before, mapped, shared))
-        return Drawn(mapped, Draw(sampling.name, seeded, tuple(shared), *numbers))
+        if change is not None:
+            with tf.control_dependencies(_check_rows(example_leaves(batch, shared), numbers[2])):
+                batch = tf.nest.map_structure(tf.identity, batch)
+            batch = change(*batch) if type(batch) is tuple else change(batch)
+        return Drawn(batch, Draw(sampling.name, seeded, tuple(shared), *numbers))
 
-    dataset = rows.map(drawn)
-    if changed:
+    return giving_every_draw(rows.map(drawn))
+
+
+def _read_map(map: Callable[..., Any], spec: Any, shared: Sequence[str]) -> Any:  # noqa: A002
+    """`map` as a graph; refused unless row i of its result is made of row i alone, and what is shared of no row."""
+    spec = open_specs(spec, shared)
+    apart = lambda *given: map(*tf.nest.map_structure(lambda leaf: leaf, given))  # noqa: E731 (it may pop labels)
+    traced = tf.function(apart).get_concrete_function(*(spec if type(spec) is tuple else [spec]))
+    walk, leaves = Walk(Reading(), traced.graph), example_leaves(spec, shared)
+    for leaf, tensor in zip(tf.nest.flatten(spec), traced.graph.inputs):
+        if of_rows := any(leaf is one for one in leaves):
+            refuse_padding(tensor)
+        walk.leaf(tensor, of_rows)
+    walk.read()
+    if traced.graph.variables:  # a metric, or what a callback writes, may hold the data of others
         raise NotPrivate(
-            f"map makes '{changed[0]}' anew, which the batch shares, and map sees the drawn units: leave it as it is, "
-            "and make it in the function that is given as shared=."
+            f"map reads the variable '{traced.graph.variables[0].name}', which may hold something of other examples: "
+            "give it the numbers, tf.constant(variable.numpy())."
         )
-    return giving_every_draw(dataset)
+    for path, tensor in keras.tree.flatten_with_path(traced.structured_outputs):
+        key = next((key for key in path if key in shared), None)
+        if key is None:
+            refuse_padding(tensor)
+            walk.require_rows(tensor, "what map returns")
+        elif not isinstance(walk.value(tensor), Shared):
+            raise NotPrivate(
+                f"map makes '{key}' anew, which the batch shares, and map sees the drawn units: leave it as it is, and "
+                "make it in the function that is given as shared=."
+            )
+    return traced
 
 
 # A step sees a draw that was left out only by a gap in its iteration. What begins anew leaves no gap: `take_while` and
@@ -385,5 +393,5 @@ def refuse_choosing(dataset: Any) -> None:
 
 _EVERY_DRAW: weakref.WeakSet[tf.data.Dataset] = weakref.WeakSet()
 # The last three leave out draws, or repeat them, whatever the rows are: a step refuses them when it meets one.
-_AS_THEY_COME = {"Map", "ParallelMap", "Prefetch", "Take", "Options", "AssertCardinality", "Repeat"}
+_AS_THEY_COME = {"Prefetch", "Take", "Options", "AssertCardinality", "Repeat"}
 _AS_THEY_COME |= {"Cache", "Skip", "Shuffle"}

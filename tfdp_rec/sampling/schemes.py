@@ -147,12 +147,13 @@ class Sampling(abc.ABC):
             shared: Function without arguments that makes what all examples of a batch share (negatives, say), as a
                 dict; the drawn units are hidden from it. Its entries join the dict that `fetch` returns, or the first
                 entry of a tuple.
-            map: TensorFlow function from batch to batch that works row by row, as `Dataset.map` takes it.
+            map: TensorFlow function from batch to batch that works row by row, which is read: row i of its result is
+                made of row i alone. Python code and random numbers belong into `fetch`.
             present: Function from an array of unit indices to booleans: whether each unit has data. The rows of the
                 others contribute nothing, whatever they hold. None if all units have data.
 
         Raises:
-            NotPrivate: `fetch` does not return one row for each index.
+            NotPrivate: `fetch` does not return one row for each index, or `map` mixes rows.
             ValueError: `fetch` returns different structures or dtypes for different indices (often an empty array
                 that became float64).
         """
@@ -279,7 +280,7 @@ class PoissonSampling(Sampling):
                 each with one row for each index.
             shared: Function without arguments that makes what all examples of a batch share, as a dict of tensors; the
                 drawn units are hidden from it.
-            map: Function from batch to batch that works row by row, as `Dataset.map` takes it.
+            map: Function from batch to batch, as in `batches`.
             present: Function from a tensor of unit indices to booleans, as in `batches`.
 
         Example:

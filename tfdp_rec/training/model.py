@@ -40,7 +40,7 @@ from tfdp_rec.training.callback_checks import (
 from tfdp_rec.training.growth import Kept, take_over
 from tfdp_rec.training.lookahead import TableReader, is_lookahead, lookahead, trace_reader, untuned
 from tfdp_rec.training.ordinary_steps import count_ordinary_step, count_ordinary_steps_of, warn_not_private
-from tfdp_rec.training.overridden_steps import predictions_read, read_step
+from tfdp_rec.training.overridden_steps import line_of, predictions_read, read_step
 from tfdp_rec.training.own_loss import (
     averaged_losses,
     evaluation_step,
@@ -55,7 +55,7 @@ from tfdp_rec.training.own_loss import (
 )
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
 from tfdp_rec.training.private_step import PrivateStep, diagnostics, shown_loss
-from tfdp_rec.training.release import may_be_table, settling_ahead
+from tfdp_rec.training.release import may_be_table, metrics_emptied, settling_ahead
 from tfdp_rec.training.release_methods import ReleaseMethods
 
 _BEFORE_SHUFFLE = 2  # positional arguments of Keras' `fit` between callbacks and shuffle
@@ -166,12 +166,13 @@ class PrivateTraining(ReleaseMethods):
         if isinstance(optimizer, PrivateOptimizer):
             refuse_options(self, kwargs)
             refuse_unsaid_loss(self)
+            self._refuse_own_step()
             ask_for_float32_products()
             refuse_below(1, microbatch_size=1 if microbatch_size is None else microbatch_size)
             kwargs["jit_compile"] = False
         super().compile(optimizer, loss, loss_weights, *args, **kwargs)  # type: ignore[misc]
-        for step in ("train_step", "test_step", "predict_step"):  # the most derived method, a user's included, is read
-            vars(self)[step] = functools.partial(read_step, self, step)
+        for step in ("test_step", "predict_step"):  # the most derived method, a user's included, is read
+            vars(self)[step] = functools.partial(read_step, self, step, getattr(type(self), step))
         if isinstance(optimizer, PrivateOptimizer) and optimizer.pays_late:
             self.release.guard_possible_tables()
 
@@ -333,6 +334,9 @@ class PrivateTraining(ReleaseMethods):
             if has_own_loss_alone(self):
                 return ordinary_step(self, examples_of(data))
             return super().train_step(examples_of(data))  # type: ignore[misc]
+        return read_step(self, "train_step", PrivateTraining._private_train_step, data)
+
+    def _private_train_step(self, data: Any) -> dict[str, Any]:
         self.release.refuse_steps_by_hand(in_fit=True)
         with tf.init_scope():
             expected_batch_size = self.optimizer.expected_batch_size
@@ -352,6 +356,24 @@ class PrivateTraining(ReleaseMethods):
             found, at_once = step.take_predictions(), step.microbatch_size is None
             logs = logs_of(self, *shown_loss(clipped), found, at_once)
             return logs | (diagnostics(clipped) if step.diagnostics else {})
+
+    def make_train_function(self, force: bool = False) -> None:
+        """As Keras'."""
+        super().make_train_function(force)  # type: ignore[misc]
+        vars(self)["_own_function"] = vars(self)["train_function"]
+
+    def _refuse_own_step(self) -> None:
+        # Nothing reads what stands around a step. By identity: a wrapped method has the name of what it wraps.
+        kind, given = type(self), vars(self)
+        ours = {name: getattr(PrivateTraining, name) for name in ("train_step", "make_train_function")}
+        for name, own in {**ours, "train_function": given.get("_own_function")}.items():
+            found = given.get(name, getattr(kind, name, None))
+            if found is not None and found is not own:
+                raise NotPrivate(
+                    f"{kind.__name__} has a {name} of its own{line_of(found)}, which could mix the examples of a batch "
+                    "or let them decide whether a step is made. Leave it out: the loss belongs into per_example_loss, "
+                    "figures into compute_metrics, changes of rows into sampling.batches(fetch, map=function)."
+                )
 
     def _source_of(self, x: Any, class_weight: Any) -> Source:
         # Known from the dataset's type alone: no batch is read.
@@ -395,7 +417,7 @@ class PrivateTraining(ReleaseMethods):
         Returns:
             The `table_reader` for such batches if one was traced, else None.
         """
-        self._refuse_thawed_or_frozen()
+        self._refuse_changes()
         if not self.is_private or (self.optimizer.built and self._table_paths is not None):
             return None
         with tf.init_scope():
@@ -404,8 +426,10 @@ class PrivateTraining(ReleaseMethods):
             self._build_optimizer()
             return reader
 
-    def _refuse_thawed_or_frozen(self) -> None:
+    def _refuse_changes(self) -> None:
         # The optimizer keeps the variables it was built for, and adds noise to all of them: its `build` refuses others.
+        if self.is_private:
+            self._refuse_own_step()
         if self.is_private and self.optimizer.built and self._table_paths is not None:
             refuse_adapted(self)
             self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
@@ -454,8 +478,8 @@ class PrivateTraining(ReleaseMethods):
             warn_not_private(self)
             with refusals_in_words():
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
-        with self.release.fitting(), refusals_in_words():
-            self._refuse_thawed_or_frozen()
+        with self.release.fitting(), refusals_in_words(), metrics_emptied(self):
+            self._refuse_changes()
             callbacks = settling_ahead(with_budget_of_plan(self.optimizer.plan, several(callbacks)))
             refuse_data_dependent(callbacks)
             refuse_forgetting(callbacks, resumable=bool(self.release.all_listeners), data=x)
@@ -494,9 +518,9 @@ class PrivateTraining(ReleaseMethods):
             count_ordinary_steps_of(self)
             warn_not_private(self)
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
-        with self.release.training(), refusals_in_words():
+        with self.release.training(), refusals_in_words(), metrics_emptied(self):
             self.release.refuse_steps_by_hand()
-            self._refuse_thawed_or_frozen()
+            self._refuse_changes()
             if self.optimizer.plan is not None:
                 self.optimizer.plan.limit_steps()
             self._prepare_from(x, y)
@@ -537,11 +561,6 @@ def refuse_options(model: Any, options: dict[str, Any]) -> None:
     refuse_adapted(model)
     for strategy in (tf.distribute.get_strategy(), model.distribute_strategy):  # now, and when the model was made
         refuse_replicas(strategy)
-    if "clipping_strategy" in options:
-        raise NotPrivate(
-            "clipping_strategy is no option: one strategy is proved to bound an example's influence, and it is the "
-            "fastest; leave the argument out. Others, for comparison, are in experiments/bench/baselines.py."
-        )
     if options.get("jit_compile") is True:
         raise NotPrivate(
             "jit_compile=True is refused under a private optimizer: XLA compiles neither the removal of repeated ids "

@@ -1,12 +1,14 @@
 """Refusal of overridden steps that keep private numbers, and of predictions that depend on metrics.
 
-The loss is read by `independence/`. A model may also override `train_step`, `test_step`, `predict_step` or
-`compute_metrics`, or predict from one of its metrics, and so release numbers that were computed from the batch without
-clipping and noise. When a step is traced, all its writes are read; when predictions are traced, all their inputs.
+The loss is read by `independence/`. A model may also override `test_step`, `predict_step` or `compute_metrics`, or
+predict from one of its metrics, and so release numbers that were computed from the batch without clipping and noise.
+When a step is traced, all its writes are read; when predictions are traced, all their inputs. A `train_step` of a
+model's own is refused (`model.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -25,9 +27,8 @@ from tfdp_rec.refused import NotPrivate
 from tfdp_rec.training.own_loss import is_own
 
 
-def read_step(model: Any, name: str, data: Any) -> Any:
-    """Runs the model's `train_step`, `test_step` or `predict_step`; under a mechanism, reads its writes."""
-    step = getattr(type(model), name)
+def read_step(model: Any, name: str, step: Callable[..., Any], data: Any) -> Any:
+    """The results of a model's `train_step`, `test_step` or `predict_step`; of a private model, its writes are read."""
     if not model.is_private:
         return step(model, data)
     if tf.executing_eagerly():
@@ -39,7 +40,8 @@ def read_step(model: Any, name: str, data: Any) -> Any:
     results = step(model, data)
     names = {resource_key(handle): v.path for v in model.variables for handle in handles_of([v])}
     may = handles_of(model.metrics_variables)
-    if name == "train_step" and model.private_step.microbatch_size is not None and not is_own(model, name):
+    drawing = model.private_step.microbatch_size is not None and not is_own(model, "get_metrics_result")
+    if name == "train_step" and drawing:
         # How often parts have drawn tells the batch's size, until the last of them ends: then the seeds are replaced.
         may += handles_of(random_states(model))
     refuse_writes(f"The model's {name}", graph, start, _tensors(data), may, names)
@@ -53,13 +55,18 @@ def _refuse_hidden_metrics(model: Any, name: str) -> None:
         return
     own = (loss_tracker(model), compiled_metrics(model))
     if any(one is not None and not any(one is each for each in model.metrics) for one in own):
-        code = getattr(getattr(shown, "fget", None), "__code__", None)
-        line = f" in {code.co_filename}:{code.co_firstlineno}" if code else ""
         raise NotPrivate(
-            f"{type(model).__name__} overrides metrics{line}, and hides Keras' own: its mean of the loss, and what "
-            "compile was given. A private step writes to them, and they would not be reset. Leave the property out, "
-            "since Keras finds metrics that are attributes of the model; or return super().metrics, which has them all."
+            f"{type(model).__name__} overrides metrics{line_of(getattr(shown, 'fget', None))}, and hides Keras' own: "
+            "its mean of the loss, and what compile was given. A private step writes to them, and they would not be "
+            "reset. Leave the property out, since Keras finds metrics that are attributes of the model; or return "
+            "super().metrics, which has them all."
         )
+
+
+def line_of(function: Any) -> str:
+    """The file and line of a function of the user's, in words; "" if they are not known."""
+    code = getattr(getattr(function, "__func__", function), "__code__", None) if callable(function) else None
+    return f" in {code.co_filename}:{code.co_firstlineno}" if code else ""
 
 
 def _refuse_unread(model: Any, name: str) -> None:

@@ -32,6 +32,7 @@ from tfdp_rec.keras_internals import (
     RESOURCE_ATTRIBUTE,
     compiles_with_xla,
     layers_within,
+    metrics_variables,
     own_weights,
     resource,
     set_resource,
@@ -434,6 +435,25 @@ class _SettleAtEpochEnd(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         self.model.settle()
+        empty_metrics(self.model)
+
+
+def empty_metrics(model: Any) -> None:
+    """Sets a model's metrics, and those of its layers, to their first values."""
+    # A layer may read its metric, and any part of the model be exported. A metric's own reset may keep something.
+    for variable in metrics_variables(model):
+        variable.assign(keras.ops.zeros(variable.shape, variable.dtype))
+    model.reset_metrics()
+
+
+@contextlib.contextmanager
+def metrics_emptied(model: Any) -> Iterator[None]:
+    """A block after which the metrics of a private model hold nothing of what was computed in it."""
+    try:
+        yield
+    finally:
+        if model.is_private:
+            empty_metrics(model)
 
 
 def settling_ahead(callbacks: list[Any]) -> list[Any]:

@@ -1,7 +1,7 @@
 """The methods of a Keras model by which weights, or numbers computed from them, leave training.
 
 Each settles pending noise first. Weights leave with the privacy history and without the totals of metrics, which are
-computed from training data without noise. Files and folders are written completely or not at all.
+computed from training data without noise, and begin anew. Files and folders are written completely or not at all.
 """
 
 from __future__ import annotations
@@ -15,14 +15,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.files import is_address, replacing
 from tfdp_rec.keras_internals import before_saving, layers_within
 from tfdp_rec.spending.entries import SAVED_AS, Entries, warn_of_ordinary_steps
 from tfdp_rec.spending.meter import Meter, meters_of
-from tfdp_rec.training.release import ReleaseGuard
+from tfdp_rec.training.release import ReleaseGuard, empty_metrics, metrics_emptied
 
 
 def settled(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -36,10 +35,11 @@ def settled(method: Callable[..., Any]) -> Callable[..., Any]:
     return settled_first
 
 
-def _settled(name: str) -> Any:
-    # Keras' method of that name, settled.
+def _settled(name: str, counts: bool = False) -> Any:
+    # Keras' method of that name, settled; `counts` if it leaves metrics with data in them.
     def as_keras(self: Any, *args: Any, **kwargs: Any) -> Any:
-        return getattr(super(ReleaseMethods, self), name)(*args, **kwargs)
+        with metrics_emptied(self) if counts else contextlib.nullcontext():
+            return getattr(super(ReleaseMethods, self), name)(*args, **kwargs)
 
     as_keras.__name__, as_keras.__doc__ = name, "As Keras', after pending noise was applied."
     return settled(as_keras)
@@ -56,10 +56,10 @@ class ReleaseMethods:
         return ReleaseGuard(self)
 
     __call__ = _settled("__call__")
-    evaluate = _settled("evaluate")
+    evaluate = _settled("evaluate", counts=True)
     predict = _settled("predict")
     predict_on_batch = _settled("predict_on_batch")
-    test_on_batch = _settled("test_on_batch")
+    test_on_batch = _settled("test_on_batch", counts=True)
     get_weights = _settled("get_weights")
     load_weights = _settled("load_weights")
     set_weights = _settled("set_weights")
@@ -86,9 +86,7 @@ class ReleaseMethods:
     @settled
     def save_own_variables(self, store: Any) -> None:
         """As Keras', with the privacy history."""
-        # Every way to save a model calls this first, and its metrics later.
-        for metric in _metrics_within(self.metrics):  # type: ignore[attr-defined]
-            vars(metric)["save_own_variables"] = functools.partial(_save_zeros, metric)
+        empty_metrics(self)  # every way to save a model calls this method first, and saves its metrics later
         super().save_own_variables(store)  # type: ignore[misc]
         history = self.saved_history()
         if history is not None:
@@ -170,7 +168,8 @@ class ReleaseMethods:
         """As Keras'; an interruption leaves an older folder as it was."""
         warn_of_ordinary_steps(self.privacy_history)  # type: ignore[attr-defined]
         said = io.StringIO()  # Keras names the temporary path
-        with self.release.leaving(), _without_metric_data(self), _replaced(filepath) as path:
+        empty_metrics(self)
+        with self.release.leaving(), _replaced(filepath) as path:
             with contextlib.redirect_stdout(said):
                 found = super().export(path, *args, **kwargs)  # type: ignore[misc]
         print(said.getvalue().replace(os.fspath(path), os.fspath(filepath)), end="", flush=True)
@@ -233,32 +232,3 @@ before_saving(_refuse_lost_history)
 def _is_metric(child: Any) -> bool:
     several = child if isinstance(child, (list, tuple)) else [child]
     return bool(len(several)) and all(isinstance(one, keras.metrics.Metric) for one in several)
-
-
-def _metrics_within(found: Any) -> Iterator[keras.metrics.Metric]:
-    # Metrics may contain metrics.
-    for one in found:
-        if isinstance(one, (list, tuple, set)):
-            yield from _metrics_within(one)
-        elif isinstance(one, dict):
-            yield from _metrics_within(one.values())
-        elif isinstance(one, keras.metrics.Metric):
-            yield one
-            yield from _metrics_within(vars(one).values())
-
-
-def _save_zeros(metric: keras.metrics.Metric, store: Any) -> None:
-    for number, variable in enumerate(metric.variables):
-        store[str(number)] = np.zeros(variable.shape, variable.dtype)
-
-
-@contextlib.contextmanager
-def _without_metric_data(model: Any) -> Iterator[None]:
-    # A SavedModel holds the metrics' variables as they are while it is traced.
-    values = [(variable, variable.numpy()) for variable in model.metrics_variables]
-    model.reset_metrics()
-    try:
-        yield
-    finally:
-        for variable, value in values:
-            variable.assign(value)

@@ -66,7 +66,7 @@ def python(at: At) -> list[Value]:
     raise at.reading.refuse(at.op, "effect")
 
 
-@rule("Assert", "NoOp", "DisableCopyOnRead", sizes=True, mixed=True)
+@rule("NoOp", "DisableCopyOnRead", sizes=True, mixed=True)
 def nothing(at: At) -> list[Value]:
     """No output."""
     return []
