@@ -152,3 +152,28 @@ def test_what_was_added_up_is_saved_and_answers_the_same(tmp_path):
     assert np.array_equal(again.scores([[1, 4]]), made.scores([[1, 4]])) and again.released.fits == 2
     for name, value in made.released.arrays().items():
         assert np.array_equal(again.released.arrays()[name], value), name
+
+
+def test_a_release_without_items_is_that_of_the_others():
+    rng = np.random.default_rng(0)
+    pairs = rng.normal(size=[4, 4]).astype("f4")
+    one = Release(9.0, np.arange(6.0), np.ones(6), np.array([5, 1, 0, 3]), pairs, np.arange(4.0) + 1, 1)
+    less = one.without(np.array([1, 4]))
+    assert less.counts.tolist() == [0, 2, 3, 5] and less.head.tolist() == [3, 0, 2]
+    assert np.array_equal(less.pairs, pairs[np.ix_([0, 2, 3], [0, 2, 3])]) and less.pairs_noise.tolist() == [1, 3, 4]
+    assert less.users == 9.0 and len(one.counts) == 6
+
+
+def test_sums_that_forget_score_the_others_by_their_own_sums():
+    rng = np.random.default_rng(0)
+    features = [["a"], ["a", "b"], ["b"], [], ["b"], ["a"]]
+    histories = [np.unique(10 * rng.integers(0, 6, 3)) for _ in range(4000)]
+    whole = SpectralRecommender(np.arange(6) * 10, epsilon=30.0, delta=1e-5, features=features)
+    whole.fit(histories, verbose=0)
+    smaller = whole.forget([20, 50])
+    assert smaller.item_ids.tolist() == [0, 10, 30, 40] and len(whole.item_ids) == 6
+    assert smaller.scores([[10]]).shape == (1, 4) and np.isfinite(smaller.scores([[10], []])).all()
+    assert smaller.epsilon == whole.epsilon
+    for wrong in ([7], [20, 7]):
+        with pytest.raises(ValueError, match="Not in the catalogue"):
+            whole.forget(wrong)

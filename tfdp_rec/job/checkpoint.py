@@ -53,17 +53,16 @@ from tfdp_rec.job.run_folder import (
     SEATS_NEXT,
     RunFolder,
     find,
-    refuse_half_forgotten,
 )
 from tfdp_rec.job.settings import ELSEWHERE, JobSettings
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.spending.ledger import Ledger, Mark, Snapshot, read
 
 LOG, RUN = "log", "run.json"
-FORGOTTEN = "items forgotten"  # label of a note: what a run keeps elsewhere has items that are to be gone
 TIMELINES = "timelines"  # what a cluster's workers read, as long as a training lasts
 NOTHING, RESUMABLE, LOST = "nothing was paid", "all that was paid for is kept", "what was paid for was not kept"
 Loaded = TypeVar("Loaded")
+_FREE = ("learning_rate", "width", "hidden", "negatives", "top_k", "titles")  # these cost nothing, and may change
 
 
 class ReleasePayment:
@@ -104,7 +103,6 @@ class RunCheckpoint:
         self.seats = ""  # the list of seats of this day, by its id; empty until they are taken
         self._since, self._marks = dict[str, int](), dict[str, Any]()  # by path in the run folder
         _refuse_released(self.out, self.directory)
-        refuse_half_forgotten(self.out)
         self.folder = RunFolder(self.out)
         hold(self.directory)
 
@@ -152,7 +150,7 @@ class RunCheckpoint:
                 f"({problem})."
             ) from None
         now = given(before)
-        now.refuse_other(before, directory)
+        now.refuse_other(before, directory, {name: getattr(now, name) for name in _FREE})
         if out and os.path.abspath(out) != run["out"]:
             raise ValueError(f"The run in {directory} writes to {run['out']}: leave --out out to go on with it.")
         found = cls(directory, now, run["out"], every, continues)
@@ -204,8 +202,6 @@ class RunCheckpoint:
             self._since[path] = self._since[path] or ledger.mark.lines
         elif mark and any(paid.number >= mark["lines"] and paid.label in LABELS.values() for paid in ledger.paid):
             gone_on = not _lost(ledger.paid, 0, self.directory)
-        elif mark:
-            gone_on = bool(ledger.notes(FORGOTTEN, since=mark["lines"] - 1))
         if gone_on:
             raise ValueError(
                 f"{self.out} has gone on since this was begun in {self.directory}, so that nothing is left to do here: "

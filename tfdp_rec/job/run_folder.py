@@ -20,7 +20,6 @@ from typing import Any
 from tfdp_rec.files import Path, only_for_owner, sync_entry, writing
 
 RELEASE, PRIVATE, RESUME, LEDGERS = "release", "private", "resume", "ledgers"
-FORGETTING, READY = "forgetting", "ready"  # new files of a run that forgets items; all of them are there
 CONFIG, LEDGER, SERVABLE, STATEMENT, RELEASED, MODEL = (
     "config.json", "ledger.jsonl", "servable", "statement.txt", "released.npz", "model.keras"
 )  # fmt: skip
@@ -104,14 +103,6 @@ def find(run: Path, name: str) -> pathlib.Path:
     """Path of a file of a run: in its part of the folder, or, in one of an older version, in the folder itself."""
     old, new = pathlib.Path(run) / name, pathlib.Path(run) / (PRIVATE if name in _NOT_RELEASED else RELEASE) / name
     return old if old.exists() and not new.exists() else new
-
-
-def refuse_half_forgotten(run: Path) -> None:
-    """Raises if items were being removed from a run when the process ended."""
-    if (pathlib.Path(run) / PRIVATE / FORGETTING / READY).exists():
-        raise ValueError(
-            f"Items were being removed from {run} when the process ended. End it by tfdp-rec forget {run}."
-        )
 
 
 def servable_in(folder: Path) -> pathlib.Path:
