@@ -34,6 +34,12 @@ def is_address(path: Path) -> bool:
     return "://" in os.fspath(path)
 
 
+def lines_of(path: Path) -> list[str]:
+    """The lines of a text file that are not empty, as they are: an id may end in a space, or hold U+2028."""
+    with open(path, encoding="utf-8-sig", newline="\n") as file:
+        return [line for row in file if (line := row.removesuffix("\n").removesuffix("\r"))]
+
+
 @contextlib.contextmanager
 def replacing(path: Path) -> Iterator[str]:
     """A temporary name beside the path of a file or folder, which it replaces when the block ends, synced to disk."""

@@ -36,7 +36,7 @@ class Check(NamedTuple):
 
 
 POSITIVE = Check("must be positive", lambda value: 0 < value < math.inf)
-NOT_NEGATIVE = Check("must not be negative", lambda value: value >= 0)
+NOT_NEGATIVE = Check("must not be negative", lambda value: 0 <= value < math.inf)
 BETWEEN_0_AND_1 = Check("must be between 0 and 1", lambda value: 0 < value < 1)
 
 

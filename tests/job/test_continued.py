@@ -114,8 +114,9 @@ def test_a_continued_run_is_served(days, root):
 @pytest.mark.slow
 def test_what_is_released_is_the_sum_of_the_days(days, root, monkeypatch):
     made = []
-    fit = SpectralRecommender.fit
-    monkeypatch.setattr(SpectralRecommender, "fit", lambda self, *a, **o: made.append(fit(self, *a, **o)) or made[-1])
+    release = SpectralRecommender.release_sums
+    kept = lambda self, *given, **options: release(made.append(self) or self, *given, **options)  # noqa: E731
+    monkeypatch.setattr(SpectralRecommender, "release_sums", kept)
     assert further(root, days, 1, "--keep", "0.5") == 0
     one, both = WarmStart.load(days / "run").release, WarmStart.load(root / "run").release
     sigma = made[0].split.counts
@@ -271,7 +272,7 @@ def unchanged(days, root):
 
 
 MOMENTS = [
-    (SpectralRecommender, "fit"),
+    (SpectralRecommender, "release_sums"),
     *(pytest.param(where, marks=pytest.mark.slow) for where in
       [(pipeline, "private_items"), (pipeline, "export"), (pipeline.report, "write")]),
 ]  # fmt: skip
@@ -293,7 +294,7 @@ def test_ctrl_c_in_a_further_day_and_gone_on_with_costs_once(days, root, monkeyp
 
 def test_a_day_that_was_lost_after_it_had_paid_stays_paid_and_is_one_day_less(days, root, monkeypatch, capsys):
     with pytest.raises(MemoryError):
-        cut_off(days, root, monkeypatch, (SpectralRecommender, "fit"), MemoryError)
+        cut_off(days, root, monkeypatch, (SpectralRecommender, "release_sums"), MemoryError)
     capsys.readouterr()
     assert train("--checkpoint", root / "kept", "--resume", "--quiet") == 2
     said = capsys.readouterr().err
@@ -376,7 +377,7 @@ def test_a_second_process_on_the_same_folder_is_told_so_before_it_reads_the_log(
 
 @pytest.mark.slow
 def test_a_day_between_ctrl_c_and_resume_is_not_written_over(days, root, monkeypatch, capsys):
-    assert cut_off(days, root, monkeypatch, (SpectralRecommender, "fit")) == 130
+    assert cut_off(days, root, monkeypatch, (SpectralRecommender, "release_sums")) == 130
     assert further(root, days, 2) == 0
     released = (root / "run" / "release" / "released.npz").read_bytes()
     capsys.readouterr()

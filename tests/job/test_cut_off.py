@@ -102,7 +102,7 @@ def gone_on_with(run, expected=SUMS):
 # Each fault at each place that writes.
 
 PLACES = [
-    (pipeline.Interactions, "read"), (OwnFiles, "titles"), (Ledger, "pay"), (SpectralRecommender, "fit"),
+    (pipeline.Interactions, "read"), (OwnFiles, "titles"), (Ledger, "pay"), (SpectralRecommender, "release_sums"),
     (SpectralRecommender, "write"), (SpectralRecommender, "load"), (pipeline, "same_for_all"),
     (UserSubset, "exact_counts"), (pipeline, "titles_of"), (private_sums, "statement"), (pipeline, "export"),
     (report, "write"), (WarmStart, "save"),
@@ -171,7 +171,7 @@ def test_sigterm_at_any_line_of_what_keeps_a_run(small, tmp_path, monkeypatch, c
 def test_items_that_were_found_are_kept_too(small, tmp_path, monkeypatch, capsys):
     asked = [word for word in small if word not in ("--items", tmp_path / "items.txt")]
     with monkeypatch.context() as patch:
-        patch.setattr(SpectralRecommender, "fit", terminated)
+        patch.setattr(SpectralRecommender, "release_sums", terminated)
         assert train(*asked) == 143
     assert labels(tmp_path / "run") == ALL[:1] and no_raw_log(tmp_path / "run")
     items = (tmp_path / "run" / "private" / "resume" / "items.parquet").read_bytes()
@@ -247,7 +247,7 @@ def test_a_disk_that_takes_nothing_costs_nothing(small, tmp_path, capsys, option
 @pytest.mark.skipif(os.getuid() != 0, reason="mounts a disk")
 def test_the_disk_space_of_a_release_is_its_own_before_it_is_paid_for(small, tmp_path, monkeypatch, capsys):
     """Another fills the disk while the sums are made; they are kept all the same, and the rest is written later."""
-    disk, fit = tmp_path / "disk", SpectralRecommender.fit
+    disk, fit = tmp_path / "disk", SpectralRecommender.release_sums
     mounted(disk, "-o", "size=64m")
 
     def meanwhile(*arguments, **options):
@@ -258,7 +258,7 @@ def test_the_disk_space_of_a_release_is_its_own_before_it_is_paid_for(small, tmp
 
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(SpectralRecommender, "fit", meanwhile)
+            patch.setattr(SpectralRecommender, "release_sums", meanwhile)
             patch.setattr(pipeline, "export", lambda filepath, *_: Path(filepath).write_bytes(b"-" * 2**23))
             assert train(*small[:-1], disk / "run") == 2
         said = capsys.readouterr().err

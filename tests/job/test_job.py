@@ -195,7 +195,7 @@ def interrupted(log, root, monkeypatch, where, error=KeyboardInterrupt):
 
 
 MOMENTS = [
-    (pipeline, "private_items"), (SpectralRecommender, "fit"),
+    (pipeline, "private_items"), (SpectralRecommender, "release_sums"),
     pytest.param((pipeline, "export"), marks=pytest.mark.slow),
 ]  # fmt: skip
 
@@ -215,7 +215,7 @@ def test_ctrl_c_anywhere_and_gone_on_with_costs_once(log, tmp_path, monkeypatch,
 
 def test_after_a_crash_what_was_paid_for_stays_paid(log, tmp_path, monkeypatch, capsys):
     with pytest.raises(MemoryError):
-        interrupted(log, tmp_path, monkeypatch, (SpectralRecommender, "fit"), MemoryError)
+        interrupted(log, tmp_path, monkeypatch, (SpectralRecommender, "release_sums"), MemoryError)
     capsys.readouterr()
     assert train("--checkpoint", tmp_path / "kept", "--resume", "--quiet") == 2
     said = capsys.readouterr().err
@@ -233,7 +233,7 @@ def test_payments_of_a_run_without_a_checkpoint_stay_in_its_folder(log, tmp_path
     assert ends((pipeline, "private_items"), KeyboardInterrupt) == 130
     assert list(tmp_path.iterdir()) == [], "given back: nothing of it was shown"
     with pytest.raises(MemoryError):
-        ends((SpectralRecommender, "fit"), MemoryError)
+        ends((SpectralRecommender, "release_sums"), MemoryError)
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["ledger.jsonl", "private", "release", "run"]
     assert "What it paid for was not kept" in capsys.readouterr().err
     assert 7.99 < read(tmp_path / "run" / "release" / "ledger.jsonl").epsilon(DELTA) <= 8.0

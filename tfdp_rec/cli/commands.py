@@ -18,7 +18,7 @@ import shutil
 import sys
 import textwrap
 from collections.abc import Sequence
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from tfdp_rec import interruption
 
@@ -94,10 +94,11 @@ def _describe(parser: argparse.ArgumentParser, text: str) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
 
 
+_INVISIBLE = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028-\u202e\u2066-\u2069]")  # and what turns words round
 # Names of the library's arguments whose options have another name.
 _ALIASES = {
     "target_epsilon": "epsilon", "num_units": "units", "expected_batch_size": "batch_size", "num_canaries": "canaries",
-    "num_guesses": "guesses",
+    "num_guesses": "guesses", "l2_norm_clip": "clip",
 }  # fmt: skip
 
 
@@ -124,9 +125,19 @@ def _answer(parser: argparse.ArgumentParser, given: list[str]) -> int:
             if isinstance(problem, KeyboardInterrupt):
                 print(f"{parser.prog}: interrupted", file=sys.stderr)
                 return interruption.exit_code()
-            message = _in_options(" ".join(_said(problem).split()), args) or type(problem).__name__
+            message = visible(_in_options(" ".join(_said(problem).split()), args)) or type(problem).__name__
             print(f"{parser.prog}: error: {message} (TFDP_REC_DEBUG=1 shows where)", file=sys.stderr)
             return 2
+
+
+def visible(text: Any) -> str:
+    r"""Text for a terminal: characters that move its cursor, or turn words round, stand as \u escapes.
+
+    Example:
+        >>> visible("\x1b[2Jtea")
+        '\\u001b[2Jtea'
+    """
+    return _INVISIBLE.sub(lambda found: f"\\u{ord(found[0]):04x}", str(text))
 
 
 def _said(problem: Exception) -> str:

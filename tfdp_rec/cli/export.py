@@ -43,14 +43,9 @@ def run(args: argparse.Namespace) -> int:
 
         found = SpectralRecommender.load(path)
     else:
-        import keras
+        from tfdp_rec.models.own_catalogue import loaded_model
 
-        from tfdp_rec.models.sasrec import SASRec  # registers the classes that a file may hold
-        from tfdp_rec.models.two_tower import TwoTower
-
-        found = keras.models.load_model(path)
-        if not isinstance(found, (SASRec, TwoTower)):
-            raise ValueError(f"{path} holds a {type(found).__name__}; only TwoTower and SASRec answer histories.")
+        found = loaded_model(path)
     # Sums of a run have its ids in their own file; a model has them in the file beside it.
     told = path if path.suffix == ".npz" else path.with_name(RELEASED)
     if WarmStart.is_of_run(told):

@@ -6,6 +6,7 @@ import argparse
 import os
 from collections.abc import Callable
 
+from tfdp_rec.cli.commands import visible
 from tfdp_rec.pricing import events
 from tfdp_rec.spending import ledger
 from tfdp_rec.spending.filters import GaussianFilter, RenyiFilter
@@ -99,5 +100,5 @@ def _headline(chain: Chain) -> str:
 
 def _in_words(payment: Paid) -> str:
     about = "" if payment.about is None else f", about {len(payment.about)} items"
-    label = payment.label or "unnamed"
+    label = visible(payment.label or "unnamed")
     return f"{payment.number:>5}  {payment.attempts} x {events.in_words(payment.event)}: {label}{about}"

@@ -29,7 +29,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent
 from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.pricing.events import REPLACE
 from tfdp_rec.pricing.profiles import composed_epsilon
-from tfdp_rec.spending.ledger import BrokenLedger, Chain, Ledger, Mark, Payment, Snapshot, by_item, composed
+from tfdp_rec.spending.ledger import BrokenLedger, Chain, Ledger, Mark, Payment, Snapshot, costs_of_items
 
 UNIT = "click"
 EXACT = NonPrivateDpEvent()
@@ -150,5 +150,4 @@ def epsilon(payments: Sequence[Payment], delta: float, declared: Collection[str]
         else dataclasses.replace(payment, about=tuple(item for item in payment.about if item not in declared))
         for payment in payments
     ]  # fmt: skip
-    items = by_item([payment for payment in left if payment.about != ()])
-    return max(epsilon_of(composed(each), delta) for each in items)
+    return max(epsilon_of(each, delta) for each in costs_of_items(left))

@@ -274,7 +274,7 @@ class PrivateClient:
 def _about(folder: Path) -> dict[str, Any]:
     """What bundle.json says, with sizes that a phone has room for."""
     about: dict[str, Any] = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
-    if about.get("format") != FORMAT:
+    if not isinstance(about, dict) or about.get("format") != FORMAT:
         raise ValueError(f"{folder} is no bundle of this version ({FORMAT}): export it anew.")
     length = about["history_length"]
     if not isinstance(length, int) or not 1 <= length <= MOST_HISTORY:

@@ -62,6 +62,7 @@ LOG, RUN = "log", "run.json"
 TIMELINES = "timelines"  # what a cluster's workers read, as long as a training lasts
 NOTHING, RESUMABLE, LOST = "nothing was paid", "all that was paid for is kept", "what was paid for was not kept"
 Loaded = TypeVar("Loaded")
+_FREE = ("learning_rate", "width", "hidden", "negatives", "top_k", "titles")  # these cost nothing, and may change
 
 
 class ReleasePayment:
@@ -148,7 +149,7 @@ class RunCheckpoint:
                 f"{path} was changed: put it back from a backup ({problem})."
             ) from None
         now = given(before)
-        now.refuse_other(before, directory)
+        now.refuse_other(before, directory, {name: getattr(now, name) for name in _FREE})
         if out and os.path.abspath(out) != run["out"]:
             raise ValueError(f"The run in {directory} writes to {run['out']}: leave --out out to go on with it.")
         found = cls(directory, now, run["out"], every, continues)

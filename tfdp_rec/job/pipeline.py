@@ -137,6 +137,10 @@ def _begun(source: LogSource, checkpoint: RunCheckpoint, show: Progress, log: In
         )  # fmt: skip
     if users.sampling is not None and not checkpoint.noises:
         _decide_noises(run)
+    if users.sampling is not None:
+        from tfdp_rec.job.recommenders.rehearsal import rehearse
+
+        rehearse(run)
     if budget.days_per_user is not None:
         taken = seats.DaySeats.taken(checkpoint.folder.private.path, chain, budget, log, checkpoint.seats)
         checkpoint.keep_seats(taken.id)

@@ -13,6 +13,9 @@ from tfdp_rec.settings import BETWEEN_0_AND_1, NOT_NEGATIVE, POSITIVE, Check, fl
 POISSON, SHUFFLED = "poisson", "shuffled"
 ELSEWHERE = "in other folders (--out, --checkpoint)"  # for messages
 CLIP, CLIP_UPON = 1.0, 0.05
+_SEED = Check("must be from 0 to 4294967295", lambda value: 0 <= value < 2**32)
+_NUMBER = Check("must be positive and at most 100,000,000", lambda value: 0 < value <= 10**8)
+_UNITS = Check("must be from 0 to 100,000,000", lambda value: 0 <= value <= 10**8)
 _LOG, _GENERATED, _PRIVACY = "a log of your own (docs/logs.md)", "generated timelines", "privacy"
 _TRAINING, _DAYS, _CLUSTER = "recommenders", "day after day", "parameter servers"
 
@@ -33,8 +36,8 @@ class JobSettings:
         None, "the recommender to release; default: the first made of spectral, upon-sums, lazydpftrl, lazydpsgd",
         metavar="NAME",
     )  # fmt: skip
-    top_k: int = option(10, "items in an answer unless the question says", POSITIVE)
-    seed: int = option(0, "seed of generated data, of the split and of first weights; never of noise")
+    top_k: int = option(10, "items in an answer unless the question says", _NUMBER)
+    seed: int = option(0, "seed of generated data, of the split and of first weights; never of noise", _SEED)
 
     user: str = option("", "column of users' ids", metavar="COLUMN", group=_LOG)
     item: str = option("", "column of items' ids", metavar="COLUMN", group=_LOG)
@@ -52,8 +55,8 @@ class JobSettings:
         None, "cost of finding items, by itself, of --epsilon (default: a quarter)", POSITIVE, metavar="E", group=_LOG
     )
 
-    users: int = option(138_493, "generated users", POSITIVE, group=_GENERATED)
-    movies: int = option(27_278, "generated movies", POSITIVE, group=_GENERATED)
+    users: int = option(138_493, "generated users", _NUMBER, group=_GENERATED)
+    movies: int = option(27_278, "generated movies", _NUMBER, group=_GENERATED)
 
     epsilon: float = option(8.0, "budget of all that is released; never exceeded", POSITIVE, group=_PRIVACY)
     delta: float | None = option(None, "default: 1e-6, or 1/users if that is less", BETWEEN_0_AND_1, group=_PRIVACY)
@@ -69,13 +72,13 @@ class JobSettings:
         "mean over places", POSITIVE, group=_PRIVACY,
     )  # fmt: skip
 
-    steps: int = option(600, "training steps", POSITIVE, group=_TRAINING)
+    steps: int = option(600, "training steps", _NUMBER, group=_TRAINING)
     batch_size: int = option(
-        4096, "users in a batch, on average", POSITIVE, group=_TRAINING, of="optimizer.expected_batch_size"
+        4096, "users in a batch, on average", _NUMBER, group=_TRAINING, of="optimizer.expected_batch_size"
     )
-    width: int = option(32, "width of embedding tables", POSITIVE, group=_TRAINING, of="TwoTower.width")
+    width: int = option(32, "width of embedding tables", _NUMBER, group=_TRAINING, of="TwoTower.width")
     hidden: int = option(
-        32, "units of the hidden layer; 0 for none", NOT_NEGATIVE, group=_TRAINING, of="TwoTower.hidden"
+        32, "units of the hidden layer; 0 for none", _UNITS, group=_TRAINING, of="TwoTower.hidden"
     )
     learning_rate: float | None = option(
         None, "of private trainings; default: 25 / clip, 100 / clip upon sums, less where noise would drown a row",
@@ -90,16 +93,16 @@ class JobSettings:
         NOT_NEGATIVE, group=_TRAINING,
     )  # fmt: skip
     negatives: int | None = option(
-        None, "negatives shared by a batch; default: 4,000, upon sums 1,000, or all items", POSITIVE,
+        None, "negatives shared by a batch; default: 4,000, upon sums 1,000, or all items", _NUMBER,
         group=_TRAINING,
     )  # fmt: skip
 
     days: int = option(
-        1, "days that --epsilon is for: this one, and others that are added by --continue", POSITIVE, group=_DAYS
+        1, "days that --epsilon is for: this one, and others that are added by --continue", _NUMBER, group=_DAYS
     )
     days_per_user: int | None = option(
         None, "most of these days on which a user's rows count in sums, popularity and found items, for less noise on "
-        "each; needs a private list of users, which the run folder keeps (default: all days)", POSITIVE, metavar="K",
+        "each; needs a private list of users, which the run folder keeps (default: all days)", _NUMBER, metavar="K",
         group=_DAYS,
     )  # fmt: skip
     keep: float = option(

@@ -283,7 +283,10 @@ class GeneratedTimelines(MovieLens):
         settings = self.settings
         # As many a user as MovieLens-20M has; a small catalogue allows fewer.
         events = round(settings.users * min(generated.MEAN_LENGTH, settings.movies / 6))
-        return generated.timelines(settings.users, settings.movies, events, seed=settings.seed)
+        try:
+            return generated.timelines(settings.users, settings.movies, events, seed=settings.seed)
+        except MemoryError:
+            raise ValueError(f"--users {settings.users} are more than memory holds: give fewer.") from None
 
     def words(self, private: bool) -> str:
         return "generated timelines, of no real users"

@@ -5,6 +5,7 @@ The model that has other items is a second one (`PrivateTraining.grow_into`), wh
 
 from __future__ import annotations
 
+import zipfile
 from collections.abc import Sequence
 from typing import Any, TypeVar
 
@@ -13,9 +14,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdp_rec.datasets.log import PADDING
+from tfdp_rec.files import Path
 from tfdp_rec.keras_internals import layers_within
 
 Model = TypeVar("Model", bound="OwnCatalogue")
+
+
+def loaded_model(path: Path, **options: Any) -> Any:
+    """The `TwoTower` or `SASRec` in a .keras file; `options` of Keras' `load_model`."""
+    from tfdp_rec.models import SASRec, TwoTower  # registers the classes that a file may hold
+
+    try:
+        found = keras.models.load_model(path, **options)
+    except (AttributeError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
+        said = " ".join(str(problem).split())[:200].rstrip(".")
+        raise ValueError(f"{path} holds no model that can be loaded: {said}.") from problem
+    if not isinstance(found, (SASRec, TwoTower)):
+        raise ValueError(f"{path} holds a {type(found).__name__}; only TwoTower and SASRec answer histories.")
+    return found
 
 
 class OwnCatalogue:

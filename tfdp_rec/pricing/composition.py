@@ -31,7 +31,7 @@ _COARSE = 16.0  # factor on the grid during a search
 _PLD_FINE_UP_TO = 50.0  # above this ε the grid widens in proportion, which bounds the memory
 _ROUNDING = 1e-11  # dp_accounting computes log A(α) to 6e-12 at worst, of any sign; under huge noise that exceeds it
 _PLD_UP_TO = 1000.0  # above this ε the guarantee says little, and rdp's bound is returned
-_MOST_STEPS = 10**9
+_MOST_STEPS, _MOST_EPSILON = 10**9, 1e5
 
 
 def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: float = 1.0) -> float:
@@ -216,9 +216,10 @@ def check_delta(delta: float) -> None:
 
 
 def checked_epsilon(target_epsilon: float) -> None:
-    """Raises for a budget that is not positive and finite."""
-    if not 0 < target_epsilon < math.inf:
-        raise ValueError(f"target_epsilon must be positive and finite, got {target_epsilon!r}.")
+    """Raises for a budget that is not positive, or so large that it promises nothing and overflows."""
+    if not 0 < target_epsilon <= _MOST_EPSILON:
+        words = "at most 100,000" if _MOST_EPSILON < target_epsilon < math.inf else "positive and finite"
+        raise ValueError(f"target_epsilon must be {words}, got {target_epsilon!r}.")
 
 
 def checked_count(name: str, value: int) -> int:

@@ -32,6 +32,8 @@ Reference:
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
@@ -46,7 +48,12 @@ LARGE, BELIEVED = 4.0, 0.5
 
 def denoised(noisy: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
     """An estimate of the true matrix, positive semi-definite, its diagonal filled in."""
-    values, vectors = linalg.eigh(noisy, driver="evd", check_finite=False)
+    # Beside the main thread and by NumPy, which lets go of Python's lock: it may take a minute, and signals are heard.
+    pool = ThreadPoolExecutor(1)
+    try:
+        values, vectors = pool.submit(np.linalg.eigh, noisy).result()
+    finally:
+        pool.shutdown(wait=False)
     true = np.maximum(eigenvalues_without_noise(values, sigma), 0)
     kept = true > 0
     return (vectors[:, kept] * true[kept].astype(np.float32)) @ vectors[:, kept].T

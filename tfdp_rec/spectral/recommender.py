@@ -47,9 +47,8 @@ from tfdp_rec.sums.fixed_point import ONE, checked_noise, released, released_pai
 
 _USERS_AT_ONCE = 1024
 _PAIRS = {False: "of any two items of a user", True: f"at most {WINDOW} places apart in a user's order"}
-_KEPT = (
-    "delta", "noise_multiplier", "recency", "num_users", "users_private", "weights", "prior", "overlap", "_private"
-)  # fmt: skip
+_COMPUTED = ("weights", "prior", "overlap")  # from the release
+_KEPT = ("delta", "noise_multiplier", "recency", "num_users", "users_private", *_COMPUTED, "_private")
 Weighed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
 
 
@@ -234,6 +233,18 @@ class SpectralRecommender:
             RuntimeError: The recommender was fitted before.
             ValueError: There is no user, or δ is too large for so few users.
         """
+        say = functools.partial(print, flush=True) if verbose else lambda task: None
+        self.release_sums(histories, verbose)
+        say("denoising")
+        self._conclude(self.released)
+        say("done")
+        return self
+
+    def release_sums(self, histories: Any, verbose: int = 1) -> None:
+        """The private part of `fit`, arguments as there: once it returns, `write` keeps all that was paid for.
+
+        What is left is arithmetic on the release, which takes minutes for thousands of items: `load` does it, too.
+        """
         if self._begun:
             raise RuntimeError(
                 "This recommender was fitted already, and each fit spends its budget anew: make another one for other "
@@ -258,10 +269,6 @@ class SpectralRecommender:
         made = counted.paired(head[: len(noisy)], noisy, noise, bool(self.ordered))
         votes = (0.0, 0.0) if self.vote is None else dataclasses.astuple(self.vote)
         self.released = dataclasses.replace(made, votes=votes[0], votes_noise=votes[1])
-        say("denoising")
-        self._conclude(self.released)
-        say("done")
-        return self
 
     def _number(self, users: int) -> int:
         """The number of users that may be known: the true one, or one with noise."""
@@ -435,9 +442,11 @@ class SpectralRecommender:
             self.write(file)
 
     def write(self, file: IO[bytes], **more: Any) -> None:
-        """Writes what `save` does into an open file, with further arrays by name, which `load` leaves alone."""
-        self._check_fitted()
-        kept = {name: getattr(self, name) for name in _KEPT}
+        """Writes what `save` does into an open file, with further arrays by name, which `load` leaves alone.
+
+        After `release_sums` alone, what `load` computes is left out.
+        """
+        kept = {name: getattr(self, name) for name in _KEPT if hasattr(self, name)}
         features = arrays_of(self._vectors)
         np.savez(file, item_ids=self.catalogue.ids, **kept, **features, **self.released.arrays(), **more)
 
@@ -446,7 +455,10 @@ class SpectralRecommender:
         """The recommender that `save` wrote. It answers, exports and states its guarantee; it is not fitted again."""
         try:
             with np.load(filepath, allow_pickle=False) as file:
-                kept = {name: file[name] if file[name].ndim else file[name].item() for name in (*_KEPT, "item_ids")}
+                # Sums that were kept as soon as they were made lack what is computed from them.
+                lacking = set() if "weights" in file else set(_COMPUTED)
+                names = {*_KEPT, "item_ids"} - lacking
+                kept = {name: file[name] if file[name].ndim else file[name].item() for name in names}
                 released, kept["_vectors"] = Release.from_arrays(file), vectors_of(file)
                 released = dataclasses.replace(released, of_run=released.of_run or "mark" in file)
         except (AttributeError, EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile) as problem:
@@ -457,6 +469,8 @@ class SpectralRecommender:
         vote = order.OrderVote.of(released)
         vars(found).update(kept, released=released, ordered=released.ordered, vote=vote, _begun=True, _loaded=True)
         found.split = found._split()
+        if "weights" not in kept:
+            found._conclude(released)
         return found
 
     def _check_fitted(self) -> None:

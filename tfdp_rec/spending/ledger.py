@@ -264,16 +264,15 @@ class Chain:
         """ε at δ of all payments, and of `more` that are not made yet; under a filter, the budget's."""
         if self.limit is not None:
             return self.limit.claim(delta) if self._admits(more) else math.inf
-        found = {canonical(events.to_json(event)): event for event in _events([*self.paid, *more])}
-        return max(epsilon_of(event, delta, accountant) for event in found.values())
+        return max(epsilon_of(event, delta, accountant) for event in costs_of_items([*self.paid, *more]))
 
     def _admits(self, more: Sequence[Payment]) -> bool:
-        return self.limit is None or all(map(self.limit.admits, _events([*self.paid, *more])))
+        return self.limit is None or all(map(self.limit.admits, costs_of_items([*self.paid, *more])))
 
     @property
     def used(self) -> float:
         """Fraction of a filter's budget that its payments use, for the worst item; the claim is the whole budget."""
-        return max(map(self.limit.used, _events(self.paid))) if self.limit else 0.0
+        return max(map(self.limit.used, costs_of_items(self.paid))) if self.limit else 0.0
 
     @property
     def kind(self) -> str:
@@ -336,23 +335,32 @@ def composed(payments: Iterable[Payment]) -> DpEvent:
     """Payments as one event, equal events together, in order."""
     counts: dict[str, int] = {}
     for payment in payments:
-        key = json.dumps(events.to_json(payment.event))
-        counts[key] = counts.get(key, 0) + payment.attempts
+        _count(payment, counts)
+    return _composed(counts)
+
+
+def costs_of_items(payments: Iterable[Payment]) -> list[DpEvent]:
+    """The payments that are about each item as one event, equal ones once; at least one.
+
+    The payments are gone through once, however many items there are: each item keeps how many there are of each event.
+    """
+    general, own = dict[str, int](), dict[str, dict[str, int]]()
+    for payment in payments:
+        for counts in [general] if payment.about is None else [own.setdefault(i, {}) for i in set(payment.about)]:
+            _count(payment, counts)
+    different = dict.fromkeys(tuple(counts.items()) for counts in own.values()) or {(): None}
+    return [_composed(general | {key: general.get(key, 0) + n for key, n in each}) for each in different]
+
+
+def _count(payment: Payment, counts: dict[str, int]) -> None:
+    key = json.dumps(events.to_json(payment.event))
+    counts[key] = counts.get(key, 0) + payment.attempts
+
+
+def _composed(counts: Mapping[str, int]) -> DpEvent:
     return ComposedDpEvent(
         [SelfComposedDpEvent(events.from_json(json.loads(key)), count) for key, count in counts.items()]
     )
-
-
-def by_item(payments: Sequence[Payment]) -> list[list[Payment]]:
-    """Payments that are about each item, without items whose payments are a subset of another's; at least one list."""
-    general = [payment for payment in payments if payment.about is None]
-    own: dict[str, list[int]] = {}
-    for index, payment in enumerate(payments):
-        for item in set(payment.about or ()):
-            own.setdefault(item, []).append(index)
-    sets = sorted({frozenset(indices) for indices in own.values()}, key=len, reverse=True)
-    worst = [each for n, each in enumerate(sets) if not any(each < larger for larger in sets[:n])]
-    return [general + [payments[index] for index in sorted(each)] for each in worst] or [general]
 
 
 def read(path: Path) -> Chain:
@@ -365,11 +373,6 @@ def _chain(path: str, text: bytes) -> Chain:
     if not text:
         raise BrokenLedger(f"{path} is empty: it is no ledger. Restore its newest backup.")
     return Chain(path, text)
-
-
-def _events(payments: Sequence[Payment]) -> list[DpEvent]:
-    # One composed event for each item that payments are about.
-    return [composed(own) for own in by_item(payments)]
 
 
 def mend(path: Path) -> str:

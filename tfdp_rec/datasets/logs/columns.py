@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tfdp_rec.datasets.log import NO_ITEM
 from tfdp_rec.datasets.logs.sources import Stretch
 
 _UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
@@ -127,7 +128,13 @@ class IdColumn(Column):
             if (pc.max(sizes).as_py() or 0) >= exact:
                 place = pc.index(pc.greater_equal(sizes, exact), True).as_py()
                 self._refuse(stretch, place, array[place])
-        return array.cast(pa.int64())
+        whole = array.cast(pa.int64())
+        if (place := pc.index(whole, NO_ITEM).as_py()) >= 0:
+            raise ValueError(
+                f"{stretch.row(place)}: {self.name} is {NO_ITEM}, which stands for no id: NumPy makes it of what is "
+                "missing (NaT). Leave such ids empty, or write others."
+            )
+        return whole
 
 
 class TimeColumn(Column):

@@ -98,7 +98,7 @@ def _about(folder: Path) -> dict[str, Any]:
         found = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return {}
-    return found if found.get("format") == FORMAT else {}
+    return found if isinstance(found, dict) and found.get("format") == FORMAT else {}
 
 
 @contextlib.contextmanager

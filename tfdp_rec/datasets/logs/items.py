@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tfdp_rec.datasets.logs import sources
 from tfdp_rec.datasets.logs.columns import IdColumn
-from tfdp_rec.files import writing
+from tfdp_rec.files import lines_of, writing
 
 _COLUMN = "item"
 
@@ -66,7 +66,7 @@ class Items:
             ValueError: there is no such column, or an id is missing or there twice.
         """
         if Path(path).suffix.lower() == ".txt":
-            return cls([line.strip() for line in Path(path).read_text(encoding="utf-8").splitlines() if line.strip()])
+            return cls(lines_of(path))
         found = column or sources.id_column(Path(path), [_COLUMN, *usual])
         reader = IdColumn(found)
         arrays = [reader.read(stretch) for stretch in sources.stretches(str(path), [found])]

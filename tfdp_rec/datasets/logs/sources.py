@@ -225,17 +225,22 @@ def _blocks(path: Path) -> Iterator[bytes]:
         yield rest
 
 
+def _object(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    try:
+        found = json.loads(line) if line.strip() else {}
+    except ValueError as problem:
+        raise ValueError(f"{path}, row {number}: not one JSON object a line ({problem}).") from problem
+    if not isinstance(found, dict):
+        raise ValueError(f"{path}, row {number}: not one JSON object a line.")
+    return found
+
+
 def _kinds(path: Path, block: bytes, columns: Sequence[str]) -> pa.Schema:
     """What the first value of each column is: Arrow would take an id that looks like a date for one."""
     kinds: dict[str, pa.DataType] = {}
     named: set[str] = set()
     for number, line in enumerate(block.splitlines(), 1):
-        try:
-            found = json.loads(line) if line.strip() else {}
-        except ValueError as problem:
-            raise ValueError(f"{path}, row {number}: not one JSON object a line ({problem}).") from problem
-        if not isinstance(found, dict):
-            raise ValueError(f"{path}, row {number}: not one JSON object a line.")
+        found = _object(path, number, line)
         named.update(found)
         for name in columns:
             if name not in kinds and found.get(name) is not None:
@@ -278,6 +283,6 @@ def _names(path: Path) -> list[str]:
     if kind == "arrow":
         return list(next(_arrow(path, ())).column_names)
     if kind == "json":
-        return list(json.loads(next(_blocks(path)).splitlines()[0]))
+        return list(_object(path, 1, next(_blocks(path), b"").split(b"\n")[0]))
     with csv.open_csv(path, parse_options=_separated(path)) as file:
         return list(file.schema.names)

@@ -86,7 +86,7 @@ def _catalogue(path: Path) -> tuple[NDArray[np.int64], list[str]]:
 
 def _movie_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
     if path.suffix == ".dat":
-        lines = path.read_text(encoding="latin-1").splitlines()  # as ml-1m is written
+        lines = path.read_text(encoding="latin-1").split("\n")  # as ml-1m is written
         yield from ((number, line.split("::")) for number, line in enumerate(lines, 1) if line)
         return
     try:

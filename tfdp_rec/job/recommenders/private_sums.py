@@ -41,9 +41,9 @@ def released(run: Run, users: UserSubset, upon: bool = False) -> SpectralRecomme
     def make(payment: ReleasePayment, file: Any) -> None:
         payment.spend(unfitted.event, LABELS[file_name])
         # It would print how many items its head has, which depends on what it drew; until it is kept, nothing may.
-        made = unfitted.fit(users, verbose=0)
-        made.released = dataclasses.replace(made.released, of_run=True)
-        made.write(file)
+        unfitted.release_sums(users, verbose=0)
+        unfitted.released = dataclasses.replace(unfitted.released, of_run=True)
+        unfitted.write(file)  # before minutes of algebra that hear no signal: `load` does it
 
     most = file_bytes(run.log.num_items, run.features.num_rows)
     return run.checkpoint.release(file_name, [payer], most, make, SpectralRecommender.load)

@@ -6,13 +6,15 @@ released for it before; the history that the model keeps has both.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from dp_accounting import NoOpDpEvent
 
 from tfdp_rec import mechanisms
@@ -23,6 +25,7 @@ from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.run import MadeRecommender, Run, begins_with
 from tfdp_rec.job.run_folder import MODEL
 from tfdp_rec.job.settings import JobSettings
+from tfdp_rec.models.own_catalogue import loaded_model
 from tfdp_rec.optimizers.noise_walk import noise_walk
 from tfdp_rec.optimizers.rules import Recursion
 from tfdp_rec.pricing.correlated_noise import INDEPENDENT, Correlation
@@ -102,9 +105,7 @@ def released_model(run: Run) -> Any:
     path = run.folder.release / MODEL
     if not path.is_file():
         raise FileNotFoundError(f"{path} is gone, and this day goes on from it: put it back from a copy of release/.")
-    from tfdp_rec.models import SASRec, TwoTower  # noqa: F401  # registers the classes that the file may hold
-
-    before = keras.models.load_model(path, compile=False)
+    before = loaded_model(path, compile=False)
     if before.item_tables()[0].embeddings.shape[0] < 1 + len(run.checkpoint.earlier.items):
         raise ValueError("model.keras has fewer items than released.npz: put back release/ as this run left it.")
     if names.named(run.released).claims_epsilon:
@@ -156,6 +157,15 @@ def accounting(
     return accountant, within
 
 
+@contextlib.contextmanager
+def refusals_as_wrong_arguments() -> Iterator[None]:
+    """Raises what a step refuses, or has no memory for, as a `ValueError`."""
+    try:
+        yield
+    except (tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError) as problem:
+        raise ValueError(problem.message) from problem
+
+
 def steps_left(settings: JobSettings, made: int, within: list[PrivacyBudget]) -> int:
     """Number of steps still to be made: those that are missing, as far as the budget allows. More may be paid for."""
     missing = max(0, settings.steps - made)
@@ -205,7 +215,7 @@ def trained(
     callbacks.append(keras.callbacks.TensorBoard(str(board / name), write_graph=False))
     try:
         if left:  # the arguments of `fit` are the same however many these are
-            with warnings.catch_warnings():
+            with warnings.catch_warnings(), refusals_as_wrong_arguments():
                 warnings.filterwarnings("ignore", ".* is not private", UserWarning)  # the peers' names say so
                 model.fit(
                     batches, steps_per_epoch=a_report, epochs=-(-settings.steps // a_report), callbacks=callbacks,

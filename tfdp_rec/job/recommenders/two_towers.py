@@ -77,7 +77,8 @@ def optimizer_for(
         return kind(rate)
     given = training.optimizer_arguments(settings, name) | ({} if correlation is None else {"correlation": correlation})
     rate = training.learning_rate_for(settings, name, noise_multiplier, correlation)
-    return mechanisms.named(name).optimizer(rate, noise_multiplier=noise_multiplier, **given)
+    kind = mechanisms.lazy_dp_sgd if name == names.upon_sums.name else mechanisms.named(name)
+    return kind.optimizer(rate, noise_multiplier=noise_multiplier, **given)
 
 
 def train_one(name: str, run: Run) -> MadeRecommender:

@@ -13,35 +13,38 @@ from typing import Any
 
 import keras
 
-from tfdp_rec import mechanisms
 from tfdp_rec.datasets.next_item import NextItemExamples
 from tfdp_rec.job.evaluation import HISTORY
 from tfdp_rec.job.recommenders import training
 from tfdp_rec.job.recommenders.names import upon_sums
+from tfdp_rec.job.recommenders.two_towers import optimizer_for
 from tfdp_rec.job.run import MadeRecommender, Run
 from tfdp_rec.models import SASRec
 
 
 def made(run: Run) -> MadeRecommender:
     """Trains and accounts, in this process."""
-    settings, noise = run.settings, run.checkpoint.noises[upon_sums.name]
-    given = training.optimizer_arguments(settings, upon_sums.name)
-    rate = training.learning_rate_for(settings, upon_sums.name, noise)
-    optimizer = mechanisms.lazy_dp_sgd.optimizer(rate, noise_multiplier=noise, **given)
-    return training.trained(upon_sums.name, run, new_model(run), optimizer, lambda made: _batches(run))
+    optimizer = optimizer_for(upon_sums.name, run.settings, run.checkpoint.noises[upon_sums.name])
+    model = training.go_on(run, untrained_model(run))  # on a further day with the tables of the released model
+    return training.trained(upon_sums.name, run, model, optimizer, lambda made: _batches(run))
 
 
-def new_model(run: Run) -> SASRec:
-    """What a training begins with: the released sums, and on a further day the tables of the released model."""
+def untrained_model(run: Run) -> SASRec:
+    """A model of the released sums."""
     keras.utils.set_random_seed(run.settings.seed)
     # What the sums have cost comes into the model's history with the ledger's other payments.
     arguments = {"width": run.settings.width, "history_length": HISTORY, "num_blocks": 0, "name": "upon_sums"}
-    return training.go_on(run, SASRec.upon(run.upon, spent=(), **arguments))
+    return SASRec.upon(run.upon, spent=(), **arguments)
 
 
 def _batches(run: Run) -> Any:
-    examples = NextItemExamples(
+    examples = examples_of(run)
+    return run.sampling.batches(examples.fetch, shared=examples.shared, present=examples.present)
+
+
+def examples_of(run: Run) -> NextItemExamples:
+    """The training users' windows."""
+    return NextItemExamples(
         run.log, run.users.train, HISTORY, run.negatives(upon_sums.name), every_place=True, repeats=False,
         released_counts=run.upon.popularity,
     )  # fmt: skip
-    return run.sampling.batches(examples.fetch, shared=examples.shared, present=examples.present)

@@ -1,4 +1,4 @@
-"""Further days of a trained recommender: in a process of its own, and from its own run's model alone."""
+"""A further day of a trained recommender, in processes of its own and beside other runs."""
 
 import shutil
 import subprocess
@@ -12,7 +12,6 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from job.conftest import train
 
-from tfdp_rec.cli import main
 from tfdp_rec.spending.entries import DRAWN, Entry
 
 SMALL = ["--steps", "3", "--batch-size", "80", "--width", "4", "--hidden", "0"]
@@ -61,6 +60,6 @@ def test_another_runs_model_is_not_gone_on_with(root, capsys):
         path.unlink()
         other.save(path)
         capsys.readouterr()
-        assert main(["train", "--continue", str(run), "--data", str(day(root / "1.parquet", 1)), "--quiet"]) == 2
+        assert train("--continue", run, "--data", day(root / "1.parquet", 1), "--quiet") == 2
         assert "is not the model that this run released" in capsys.readouterr().err
     assert (run / "release" / "ledger.jsonl").read_bytes() == ledger
