@@ -244,6 +244,7 @@ MAPS = {
     "a variable is read": lambda x, y: (x - STATE, y),
     "a table is filled": lambda x, y: (TABLE.insert(tf.constant([1], tf.int64), x[0, :1]), (x, y))[1],
     "an assertion": checked,
+    "an assertion by the operation": lambda x, y: (tf.raw_ops.Assert(condition=x[0, 0] < 9.0, data=["x"]), (x, y))[1],
     "numbers that must be numbers": lambda x, y: (tf.debugging.check_numerics(x, "x"), y),
     "rows left out": lambda x, y: (tf.boolean_mask(x, y[:, 0] > 0), tf.boolean_mask(y, y[:, 0] > 0)),
     "rows of no unit": lambda x, y: (x, tf.zeros([UNITS, 1])),
