@@ -238,11 +238,12 @@ def test_velocities_of_a_saved_file_stand_on_the_grid_of_the_weights(kind):
         step(optimizer, table, [0, 1 + number % 2], gradient=0.3712345)  # row 3 is read by none
         if number == 1:
             optimizer.settle()
+    touched = np.float64(optimizer.tables[table.path].read(tf.constant([0, 2], tf.int64))[1])  # ahead of a release
     saved = {}
     optimizer.save_own_variables(saved)
     velocity = np.float64(next(value for name, value in saved.items() if np.shape(value) == (4, 200)))
     grid = 0.5 * float(grid_of(0.25))
-    for values in (velocity, np.float64(table)):
+    for values in (velocity, touched, np.float64(table)):
         assert (values / grid == np.round(values / grid)).all() and (values != 0).all()
     assert stats.chisquare(np.bincount((velocity[:3] / grid).astype(int).ravel() % 8, minlength=8)).pvalue > 1e-7
 

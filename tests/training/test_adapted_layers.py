@@ -153,6 +153,8 @@ def test_layers_that_are_made_later_are_found_before_the_first_step():
     model = Holds(late=L.Normalization)
     model.compile(optimizer(), loss="mse")
     with refused():
+        model.prepare((NUMBERS, NUMBERS))
+    with refused():
         model.fit(NUMBERS, NUMBERS, batch_size=3, verbose=0)
     model = Stack([L.Dense(1), keras.Input([1])][::-1])
     model.compile(optimizer(), loss="mse")
