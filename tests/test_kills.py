@@ -1,4 +1,4 @@
-"""A few of the 200 kills of `scripts/kill_test.py`."""
+"""A few of the 200 kills of `scripts/kill_test.py`, and of the stops of `scripts/stop_test.py`."""
 
 import subprocess
 import sys
@@ -16,3 +16,12 @@ def test_killed_trainings_leave_only_settled_releases_and_exact_counts(kills):
     assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
     assert "every row settled, every step counted once" in run.stdout
     assert f"{kills} kills" in run.stdout
+
+
+def test_a_run_that_docker_stops_loses_nothing_paid():
+    script = SCRIPT.with_name("stop_test.py")
+    small = ["--kills", "3", "--items", "200", "--users", "500", "--longest", "20"]
+    command = [sys.executable, "-W", "ignore", str(script), *small]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=1800, check=False)
+    assert run.returncode == 0, run.stdout[-2000:] + run.stderr[-2000:]
+    assert "3 stops" in run.stdout and "nothing paid is lost, and nothing is paid twice" in run.stdout

@@ -1,6 +1,7 @@
 """The command's own machinery, and its accounting commands."""
 
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -8,6 +9,9 @@ import sys
 import pytest
 
 from tfdp_rec import cli, quiet
+from tfdp_rec.data import Items
+from tfdp_rec.serving import export
+from tfdp_rec.spectral import SpectralRecommender
 
 SETTING = "--units 110794 --batch-size 1024 --steps 500 --delta 1e-6 --rdp"
 
@@ -155,3 +159,19 @@ def test_tensorflow_is_imported_without_a_word():
     probe = "from tfdp_rec import quiet; import sys; quiet.import_tensorflow(); print('said', file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "said\n")
+
+
+def test_what_would_move_a_terminals_cursor_is_written_as_what_it_is(tmp_path, capsys):
+    """Titles and ids of others, in answers and in errors; also as JSON, which leaves some of them as they are."""
+    bad, shown = "\x1b[2J\x9b1A\u202e", "\\u001b[2J\\u009b1A\\u202e"
+    recommender = SpectralRecommender([1, 2], epsilon=8.0, delta=1e-4).fit([[1, 2]] * 300, verbose=0)
+    export(tmp_path / "servable", recommender, Items([f"a{bad}", "b"]), {f"a{bad}": f"title{bad}"}, k=2)
+    capsys.readouterr()
+    assert cli.main(["recommend", str(tmp_path / "servable"), "--history", f"c{bad}"]) == 0
+    out = capsys.readouterr().out
+    assert f"c{shown}" in out and f"a{shown}  title{shown}" in out and not {"\x1b", "\x9b", "\u202e"} & set(out)
+    assert cli.main(["recommend", str(tmp_path / "servable"), "--json"]) == 0
+    out = capsys.readouterr().out
+    assert f"a{bad}" in [each["id"] for each in json.loads(out)["recommendations"]] and "\x9b" not in out
+    assert cli.main(["recommend", str(tmp_path / f"no{bad}")]) == 2
+    assert shown in capsys.readouterr().err

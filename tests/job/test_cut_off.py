@@ -16,6 +16,9 @@ import threading
 import time
 from pathlib import Path
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet
 import pytest
 import tensorflow as tf
 from dp_accounting import GaussianDpEvent
@@ -33,7 +36,7 @@ from tfdp_rec.job.sources import OwnFiles
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.serving import own_ids
-from tfdp_rec.spectral import SpectralRecommender
+from tfdp_rec.spectral import SpectralRecommender, denoising, recommender
 from tfdp_rec.spending.ledger import ZERO_OUT, read
 
 SUMS = ["private sums"]
@@ -51,6 +54,10 @@ def read_only(*_, **__):
 def terminated(*_, **__):
     os.kill(os.getpid(), signal.SIGTERM)
     time.sleep(1)  # the handler has raised by then
+
+
+def no_memory(*_, **__):
+    raise MemoryError
 
 
 def of_tensorflow(*_, **__):
@@ -180,7 +187,51 @@ def test_items_that_were_found_are_kept_too(small, tmp_path, monkeypatch, capsys
     assert labels(tmp_path / "run") == ALL and items
 
 
+def test_what_kills_a_run_in_its_algebra_loses_nothing_paid(small, tmp_path, monkeypatch):
+    """docker stop gives ten seconds, which dense algebra on thousands of items does not hear."""
+    with monkeypatch.context() as patch:
+        patch.setattr(recommender, "weights_between_items", no_memory)
+        with pytest.raises(MemoryError):
+            train(*small)
+    assert labels(tmp_path / "run") == SUMS
+    with monkeypatch.context() as patch:
+        patch.setattr(recommender, "private_counts", full)  # no user is read again
+        assert main(["train", "--out", str(tmp_path / "run"), "--resume", "--quiet"]) == 0
+    gone_on_with(tmp_path / "run")
+
+
+def test_a_signal_is_heard_while_eigenvectors_are_computed(monkeypatch):
+    done = threading.Event()
+    monkeypatch.setattr(np.linalg, "eigh", lambda noisy: done.wait(60))
+    threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start()
+    try:
+        with interruption.answered(), pytest.raises(KeyboardInterrupt):
+            denoising.denoised(np.zeros((3, 3), np.float32), 1.0)
+        assert not done.is_set()
+    finally:
+        done.set()
+
+
 # What cannot be, is said before anything is paid.
+
+
+@pytest.mark.parametrize("mechanism", ["upon-sums", "lazydpsgd"])
+def test_a_training_that_refuses_its_first_step_has_paid_for_nothing(small, tmp_path, monkeypatch, capsys, mechanism):
+    steps = ["--mechanism", mechanism, "--steps", "2", "--batch-size", "40", "--width", "4", "--hidden", "0"]
+    assert train(*small, *steps, "--learning-rate", "1e-9") == 2
+    said = capsys.readouterr().err
+    assert "noise of this step" in said and "--clip" in said and said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_id_that_stands_for_none_is_refused_before_anything_is_paid(small, tmp_path, capsys):
+    table = pa.table({"user_id": [u for u in range(300) for _ in range(3)], "sku": [-(2**63), 1, 2] * 300})
+    pa.parquet.write_table(table, tmp_path / "log.parquet")
+    asked = ["--data", tmp_path / "log.parquet", "--user", "user_id", "--item", "sku", "--out", tmp_path / "run"]
+    assert train(*asked, "--quiet") == 2
+    said = capsys.readouterr().err
+    assert "log.parquet, row 1: sku is -9223372036854775808" in said and said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_comma_deep_in_the_title_file_is_found_before_anything_is_paid(small, tmp_path, capsys):

@@ -4,6 +4,7 @@ import hashlib
 import json
 import math
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -16,9 +17,10 @@ from checker import checked
 from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.cli import main
+from tfdp_rec.pricing import events
 from tfdp_rec.pricing.events import REPLACE, FailingDpEvent, PaddedDpEvent, PureDpEvent
 from tfdp_rec.privacy import Accountant, BrokenLedger, Ledger, PoissonSampling, Snapshot, epsilon_of
-from tfdp_rec.spending.ledger import mend, read
+from tfdp_rec.spending.ledger import Payment, composed, costs_of_items, mend, read
 
 ROOT = Path(__file__).parents[2]
 DATA = Snapshot(1000, "user, items, times")
@@ -343,6 +345,28 @@ def test_the_total_is_that_of_the_item_most_was_told_of(tmp_path):
 
 
 # The command, and the checker in the docs.
+
+
+def composed_item_by_item(payments):
+    """All payments about each item, one item after the other."""
+    general = [payment for payment in payments if payment.about is None]
+    items = dict.fromkeys(item for payment in payments for item in payment.about or ())
+    return [composed(general + [p for p in payments if item in (p.about or ())]) for item in items] or [composed(general)]
+
+
+def test_the_cost_of_many_clicks_is_that_of_each_by_itself(monkeypatch):
+    rng, kinds = random.Random(0), [GaussianDpEvent(9.0), GaussianDpEvent(7.0), PureDpEvent(0.1)]
+    payments = [
+        Payment(rng.choice(kinds), rng.randrange(1, 4), about=rng.choice([None, ("a",), ("b", "c"), ("c", "a", "d"), ()]))
+        for _ in range(60)
+    ]
+    for some in ([], payments[:1], payments, [each for each in payments if each.about is not None]):
+        wanted = {str(events.to_json(event)) for event in composed_item_by_item(some)}
+        assert {str(events.to_json(event)) for event in costs_of_items(some)} == wanted
+    written, whole = [], events.to_json
+    monkeypatch.setattr(events, "to_json", lambda event: written.append(event) or whole(event))
+    clicks = [Payment(GaussianDpEvent(9.0), about=(f"N{n}",)) for n in range(500)] + 500 * [Payment(PureDpEvent(0.1))]
+    assert len(costs_of_items(clicks)) == 1 and len(written) == len(clicks)
 
 
 def test_the_command_shows_verifies_totals_and_mends(filled, capsys):

@@ -206,6 +206,8 @@ def trained(
         checkpoint = TrainingCheckpoint(checkpoint.training_folder(name), checkpoint.every, accountant)
         resumed = checkpoint.resume(model)
         curve.step = resumed.step if resumed else 0
+        if resumed and settings.learning_rate is not None:  # which --resume may change; the checkpoint has the first
+            model.optimizer.learning_rate = settings.learning_rate
         batches = batches_from(curve.step)
         callbacks.append(checkpoint)
     left, a_report = steps_left(settings, curve.step, within), -(-settings.steps // EVALUATIONS)
