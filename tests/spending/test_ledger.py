@@ -351,26 +351,16 @@ def composed_item_by_item(payments):
     """All payments about each item, one item after the other."""
     general = [payment for payment in payments if payment.about is None]
     items = dict.fromkeys(item for payment in payments for item in payment.about or ())
-<<<<<<< HEAD
-    each = [composed(general + [p for p in payments if item in (p.about or ())]) for item in items]
-    return each or [composed(general)]
-=======
     of_each = [[payment for payment in payments if item in (payment.about or ())] for item in items]
     return [composed(general + own) for own in of_each] or [composed(general)]
->>>>>>> h5
 
 
 def test_the_cost_of_many_clicks_is_that_of_each_by_itself(monkeypatch):
     rng, kinds = random.Random(0), [GaussianDpEvent(9.0), GaussianDpEvent(7.0), PureDpEvent(0.1)]
-<<<<<<< HEAD
-    abouts = [None, ("a",), ("b", "c"), ("c", "a", "d"), ()]
-    payments = [Payment(rng.choice(kinds), rng.randrange(1, 4), about=rng.choice(abouts)) for _ in range(60)]
-=======
     payments = [
         Payment(rng.choice(kinds), rng.randrange(1, 4), about=rng.choice([None, ("a",), ("b", "c"), ("c", "a"), ()]))
         for _ in range(60)
     ]
->>>>>>> h5
     for some in ([], payments[:1], payments, [each for each in payments if each.about is not None]):
         wanted = {str(events.to_json(event)) for event in composed_item_by_item(some)}
         assert {str(events.to_json(event)) for event in costs_of_items(some)} == wanted
