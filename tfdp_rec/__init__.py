@@ -13,7 +13,7 @@ from tfdp_rec.lazily import imported_when_asked
 from tfdp_rec.mechanisms import MECHANISMS
 from tfdp_rec.registration import register
 
-__version__ = "0.3.0"
+__version__ = "0.4.0"
 
 # Loaded when first asked for, so that `tfdp-rec --help` or an accountant need not wait for TensorFlow.
 _HOMES = {
