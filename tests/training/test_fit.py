@@ -279,3 +279,13 @@ def test_settling_many_models_is_no_retracing_of_one(caplog):
         assert not model.optimizer.releasable
         model.settle()
     assert not [record for record in caplog.records if "settle" in record.getMessage()]
+
+
+def test_a_model_is_fitted_on_as_many_samplings_as_one_likes():
+    model = tfdp_rec.PrivateModel(inputs := keras.Input([1]), keras.layers.Dense(1)(inputs))
+    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8), "mse")
+    rows = np.ones([40, 1], "float32")
+    for _ in range(6):
+        sampling = tfdp_rec.data.PoissonSampling(40, 8)
+        model.fit(sampling.batches(lambda indices: (rows[indices], rows[indices])), steps_per_epoch=1, verbose=0)
+    assert int(model.optimizer.iterations) == model.saved_history().steps == 6

@@ -164,6 +164,7 @@ class Meter:
     def begin_fit(self) -> None:
         """Notes that a fit begins, and with it an iteration of batches that carry no proof."""
         self._fits.assign_add(1)
+        self._spare += [_variables() for _ in range(_KINDS - len(self._spare))]  # no step may make variables
 
     def add(self, optimizer: Any, source: Source, steps: int) -> None:
         """Counts steps that were made elsewhere, such as on the workers of a cluster."""
