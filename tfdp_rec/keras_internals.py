@@ -222,7 +222,13 @@ def adapts(layer: keras.layers.Layer) -> bool:
 
 def vocabulary_is_of_a_file(layer: keras.layers.Layer) -> bool:
     """Whether a layer's vocabulary was given as a file, of which a saved layer does not say that it was given."""
-    return getattr(layer, "_has_input_vocabulary", False) and getattr(layer, "input_vocabulary", ()) is None
+    lookup = getattr(layer, "_lookup_layer", layer)  # of a text layer
+    return getattr(lookup, "_has_input_vocabulary", False) and getattr(lookup, "input_vocabulary", ()) is None
+
+
+def keep_vocabulary(layer: keras.layers.Layer) -> None:
+    """Has a loaded layer know that its vocabulary was given: it cannot be adapted."""
+    layer._has_input_vocabulary = True
 
 
 def kernel_of(layer: keras.layers.Layer) -> keras.Variable:

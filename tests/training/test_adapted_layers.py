@@ -196,6 +196,30 @@ def test_a_vocabulary_of_a_file_is_given_in_the_saved_model_too(tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     np.testing.assert_array_equal(loaded.predict(words, verbose=0), model.predict(words, verbose=0))
     loaded.fit(words, NUMBERS, batch_size=3, verbose=0)
+    # It declares nothing for others: not for what that layer would learn, nor for the layers of a larger model.
+    with pytest.raises(ValueError, match="adapt"):
+        next(each for each in loaded.layers if isinstance(each, L.StringLookup)).adapt(WORDS)
+    loaded.save(tmp_path / "again.keras")
+    again = keras.models.load_model(tmp_path / "again.keras")
+    for other in (loaded, again):
+        assert not other.private_step.adapted_to_public_data
+        learned = adapted(L.StringLookup(), WORDS)
+        with refused():
+            other.grow_into(tfdp_rec.PrivateModel(x, L.Flatten()(L.Embedding(4, 1)(learned(x)))))
+
+
+def test_a_text_layer_of_a_file_is_given_in_the_saved_model_too(tmp_path):
+    (tmp_path / "words.txt").write_text("tea\njam\n")
+    path, options = str(tmp_path / "words.txt"), {"standardize": None, "split": None, "output_mode": "multi_hot"}
+    x = keras.Input([], dtype="string")
+    model = tfdp_rec.PrivateModel(x, L.Dense(1)(L.TextVectorization(vocabulary=path, **options)(x)))
+    model.compile(optimizer(), loss="mse")
+    model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    layer = next(each for each in loaded.layers if isinstance(each, L.TextVectorization))
+    assert layer.get_vocabulary() == ["[UNK]", "tea", "jam"]
+    with pytest.raises(ValueError, match="adapt"):
+        layer.adapt(WORDS)
 
 
 def test_make_private_refuses_and_takes_the_declaration():

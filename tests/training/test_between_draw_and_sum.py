@@ -268,6 +268,23 @@ def test_rows_that_fetch_made_for_all_are_no_rows_for_a_map():
         fitted(model_of(), batches)
 
 
+@pytest.mark.parametrize("kind", ["sparse", "ragged"])
+def test_a_map_of_rows_that_are_several_tensors_is_refused(kind):
+    """Read leaf by leaf, the numbers of a sparse column stood where what the batch shares was expected."""
+
+    def fetch(units):
+        rows = tf.RaggedTensor.from_tensor(tf.gather(X, units)[:, :1])
+        return {"a": rows if kind == "ragged" else rows.to_sparse()}
+
+    def change(batch):
+        rows = batch["a"]
+        column = rows.values[:, None] if kind == "ragged" else tf.cast(rows.indices[:, 1:], tf.float32)
+        return {"x": column + (tf.reduce_sum(rows.values) if kind == "sparse" else 0.0)}
+
+    with pytest.raises(tfdp_rec.NotPrivate, match=f"(?i){kind}tensor"):
+        PoissonSampling(UNITS, UNITS).graph_batches(fetch, map=change, shared=lambda: {"n": tf.zeros([4])})
+
+
 ROW_BY_ROW = {
     "scaled": lambda x, y: (2.0 * x, y),
     "labels": lambda x, y: (x, tf.where(y > 0, 1.0, 0.0)),

@@ -99,7 +99,7 @@ _ROWS = "Every tensor of a batch must have one row an example; name shared tenso
 
 def refuse_padding(leaf: Any) -> None:
     """Raises `NotPrivate` for tensors whose lengths may depend on the longest example of the batch."""
-    if not isinstance(leaf, tf.Tensor):
+    if not isinstance(leaf, (tf.Tensor, tf.TensorSpec)):
         raise NotPrivate(
             f"The batch holds a {type(leaf).__name__}, which has no axis with one row an example: give arrays of "
             "a fixed length, ids and weights by tfdp_rec.data.padded(ids, length), or convert it in the data pipeline "

@@ -349,8 +349,9 @@ def _read_map(map: Callable[..., Any], spec: Any, shared: Sequence[str]) -> Any:
     traced = tf.function(apart).get_concrete_function(*(spec if type(spec) is tuple else [spec]))
     walk, leaves = Walk(Reading(), traced.graph), example_leaves(spec, shared)
     for leaf, tensor in zip(tf.nest.flatten(spec), traced.graph.inputs):
-        if of_rows := any(leaf is one for one in leaves):
-            refuse_padding(tensor)
+        of_rows = any(leaf is one for one in leaves)
+        if of_rows or not isinstance(leaf, tf.TensorSpec):  # which is several inputs, and would shift the pairs
+            refuse_padding(leaf)
         walk.leaf(tensor, of_rows)
     walk.read()
     if traced.graph.variables:  # a metric, or what a callback writes, may hold the data of others

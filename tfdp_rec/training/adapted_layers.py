@@ -7,9 +7,10 @@ adapted is refused, whether it was or will be.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
-from tfdp_rec.keras_internals import adapts, layers_within, vocabulary_is_of_a_file
+from tfdp_rec.keras_internals import adapts, keep_vocabulary, layers_within, vocabulary_is_of_a_file
 from tfdp_rec.refused import NotPrivate
 
 
@@ -25,6 +26,12 @@ def refuse_adapted(model: Any) -> None:
         )
 
 
-def is_declared(model: Any) -> bool:
-    """Whether a loaded copy may have layers that look as if they could be adapted: also those with a file of words."""
-    return model.private_step.adapted_to_public_data or any(map(vocabulary_is_of_a_file, layers_within(model)))
+def given_vocabularies(model: Any) -> list[int]:
+    """Places of the layers whose vocabulary was given as a file: in a loaded copy they look as if they could adapt."""
+    return [place for place, layer in enumerate(layers_within(model)) if vocabulary_is_of_a_file(layer)]
+
+
+def keep_vocabularies(model: Any, places: Collection[int]) -> None:
+    """Has a loaded model's layers at these places know that their vocabulary was given."""
+    for layer in (layer for place, layer in enumerate(layers_within(model)) if place in places):
+        keep_vocabulary(layer)

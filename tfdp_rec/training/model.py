@@ -28,7 +28,7 @@ from tfdp_rec.optimizers.checks import refuse_replicas
 from tfdp_rec.refused import NotPrivate, refuse_below
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_words, refuse_choosing, source_of
 from tfdp_rec.spending.entries import Use
-from tfdp_rec.training.adapted_layers import is_declared, refuse_adapted
+from tfdp_rec.training.adapted_layers import given_vocabularies, keep_vocabularies, refuse_adapted
 from tfdp_rec.training.batch import Batch, examples_of, first_example
 from tfdp_rec.training.callback_checks import (
     FitWarnings,
@@ -211,7 +211,8 @@ class PrivateTraining(ReleaseMethods):
             config |= {
                 "microbatch_size": step.microbatch_size,
                 "diagnostics": step.diagnostics,
-                "adapted_to_public_data": is_declared(self),
+                "adapted_to_public_data": step.adapted_to_public_data,
+                "given_vocabularies": given_vocabularies(self),
                 "table_numbers": self.table_numbers(),
             }
         return config
@@ -219,6 +220,7 @@ class PrivateTraining(ReleaseMethods):
     def compile_from_config(self, config: dict[str, Any]) -> None:
         """Compiles a loaded model, and builds its optimizer so that its state can be loaded."""
         numbers = config.pop("table_numbers", None)
+        keep_vocabularies(self, config.pop("given_vocabularies", ()))
         config.pop("jit_compile", None)
         self.compile(**keras.saving.deserialize_keras_object(config))
         if self.optimizer is None or not self.built:  # type: ignore[attr-defined]
