@@ -95,6 +95,16 @@ def test_they_are_paid_for_before_anything_is_summed():
     assert accountant.epsilon() == alone.epsilon() > 0 and "means and variances" in accountant.statement()
 
 
+def test_a_user_without_rows_is_one_of_the_accountants_users():
+    """Who contributes nothing has no row: the number of users that have one stood in each variance that noise hides."""
+    found = []
+    for users in (1000, 999):
+        accountant = Accountant(GaussianDpEvent(1.0), PoissonSampling(1000, 10, unit="user"), delta=1e-5)
+        given = {"unit": np.arange(users), "accountant": accountant, "words": seeded(1)}
+        found.append(private_moments(np.full(users, 0.5), 0, 1, noise_multiplier=200.0, **given))
+    assert found[0].variance == found[1].variance == pytest.approx(0.25 * 200 * 2**0.5 / 1000, rel=1e-5)
+
+
 @pytest.mark.parametrize(
     "change, words",
     [({"noise_multiplier": 0.0}, "noise_multiplier"), ({"upper": 0.0}, "lower"), ({"upper": np.inf}, "lower"),
