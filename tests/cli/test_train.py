@@ -74,7 +74,8 @@ def test_each_private_one_has_a_ledger_of_all_that_it_cost_and_that_of_the_relea
     for name, path in ledgers.items():
         assert read(path).epsilon(1e-6) == pytest.approx(results[name]["epsilon"], rel=1e-6)
     assert [paid.label for paid in read(ledgers["spectral"]).paid] == ["private sums"]
-    assert [paid.label for paid in read(ledgers["lazydpsgd"]).paid] == ["popularity counts", "training"]
+    labels = [paid.label for paid in read(ledgers["lazydpsgd"]).paid]
+    assert labels[0] == "popularity counts" and set(labels[1:]) == {"training"}  # a payment for each checkpoint
     assert read(ledgers["lazydpsgd"]).steps == 8
 
 

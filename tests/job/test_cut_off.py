@@ -30,7 +30,7 @@ from tfdp_rec.cli import main
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.job import checkpoint, pipeline, report
 from tfdp_rec.job.checkpoint import RunCheckpoint
-from tfdp_rec.job.recommenders import private_sums
+from tfdp_rec.job.recommenders import private_sums, rehearsal
 from tfdp_rec.job.run import UserSubset
 from tfdp_rec.job.sources import OwnFiles
 from tfdp_rec.job.warm_start import WarmStart
@@ -222,6 +222,18 @@ def test_a_training_that_refuses_its_first_step_has_paid_for_nothing(small, tmp_
     said = capsys.readouterr().err
     assert "noise of this step" in said and "--clip" in said and said.count("\n") == 1
     assert not (tmp_path / "run").exists()
+
+
+def test_what_is_tried_out_before_a_payment_is_nothing_of_the_log(small, tmp_path, monkeypatch):
+    seen = []
+    monkeypatch.setattr(rehearsal, "_step", lambda name, trial: seen.append((name, trial)))
+    monkeypatch.setattr(pipeline, "_items", terminated)
+    steps = ["--mechanism", "upon-sums", "lazydpsgd", "--steps", "2", "--batch-size", "40", "--width", "4"]
+    assert train(*small, *steps) == 143
+    assert [name for name, _ in seen] == ["upon-sums", "lazydpsgd"]
+    for _, trial in seen:
+        assert len(trial.log) == 1 and trial.log.catalogue.ids.tolist() == [1, 2, 3, 4, 5]
+        assert trial.users.train.tolist() == [0] and not len(trial.users.test)
 
 
 def test_an_id_that_stands_for_none_is_refused_before_anything_is_paid(small, tmp_path, capsys):

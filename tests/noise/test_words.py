@@ -96,5 +96,14 @@ def test_what_hides_nothing_is_refused(name, wrong):
         release([1.0, np.nan], sensitivity=1.0, noise_multiplier=1.0)
 
 
+@pytest.mark.parametrize("number", [2**62 + 512, 1_764_313_200_000_000_128, -(2**53) - 1, 2**64 - 1, 2**70 + 1])
+def test_a_whole_number_that_a_float_would_round_is_refused(number):
+    """Of sums of nanoseconds, one that a user moves by 1 would be released 256 away, under noise of 4."""
+    for values in ([number], [0, number]) if number < 2**63 else ([number],):
+        with pytest.raises(ValueError, match="finite"):
+            release(values, sensitivity=1.0, noise_multiplier=4.0)
+    assert release([2**53 - 1, 1 - 2**53], sensitivity=1.0, noise_multiplier=4.0).shape == (2,)
+
+
 def test_gaussians_to_add_by_hand_are_not_offered():
     assert not hasattr(tfdp_rec.noise, "gaussians")

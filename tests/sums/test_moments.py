@@ -10,6 +10,7 @@ from dp_accounting import GaussianDpEvent
 import tfdp_rec
 from tfdp_rec.noise.words import seeded
 from tfdp_rec.privacy import Accountant, PoissonSampling, private_moments
+from tfdp_rec.sums import moments
 from tfdp_rec.sums.fixed_point import ONE
 from tfdp_rec.sums.moments import grid_moments
 
@@ -93,6 +94,24 @@ def test_they_are_paid_for_before_anything_is_summed():
     alone = Accountant(GaussianDpEvent(1.0), PoissonSampling(1000, 10, unit="user"), delta=1e-5)
     alone.spend(GaussianDpEvent(5.0), "the same")
     assert accountant.epsilon() == alone.epsilon() > 0 and "means and variances" in accountant.statement()
+
+
+def test_what_was_begun_is_paid_for(monkeypatch):
+    accountant = Accountant(GaussianDpEvent(1.0), PoissonSampling(1000, 10, unit="user"), delta=1e-5)
+    monkeypatch.setattr(moments, "grid_moments", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        private_moments([0.0, 1.0], 0, 1, noise_multiplier=5.0, accountant=accountant, unit=["a", "b"])
+    assert accountant.epsilon() > 0
+
+
+def test_a_user_without_rows_is_one_of_the_accountants_users():
+    """Who contributes nothing has no row: the number of users that have one stood in each variance that noise hides."""
+    found = []
+    for users in (1000, 999):
+        accountant = Accountant(GaussianDpEvent(1.0), PoissonSampling(1000, 10, unit="user"), delta=1e-5)
+        given = {"unit": np.arange(users), "accountant": accountant, "words": seeded(1)}
+        found.append(private_moments(np.full(users, 0.5), 0, 1, noise_multiplier=200.0, **given))
+    assert found[0].variance == found[1].variance == pytest.approx(0.25 * 200 * 2**0.5 / 1000, rel=1e-5)
 
 
 @pytest.mark.parametrize(

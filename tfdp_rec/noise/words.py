@@ -80,23 +80,24 @@ def release(
     `dp_accounting.GaussianDpEvent(noise_multiplier)`, which `Accountant.spend` is given *before*.
 
     Args:
-        values: The exact numbers, as an array of any shape.
+        values: The exact numbers, below 2⁵³ in size, as an array of any shape.
         sensitivity: The most, in ℓ₂ over all numbers, by which one privacy unit may change them. You prove it.
         noise_multiplier: σ, the noise's standard deviation in units of the sensitivity.
         source: Source of random bits, for tests; the operating system's by default.
 
     Raises:
-        ValueError: A number, the sensitivity or σ is not finite, or one of the latter not positive.
+        ValueError: A number is too large or none, or the sensitivity or σ is not finite, or not positive.
 
     Example:
         >>> release([120.0, 3.0, 48.0], sensitivity=1.0, noise_multiplier=4.0).shape
         (3,)
     """
     exact, scale = np.asarray(values, np.float64), float(sensitivity) * float(noise_multiplier)
-    if not (min(sensitivity, noise_multiplier) > 0 and 2.0**-900 < scale < math.inf and np.isfinite(exact).all()):
+    known = (np.abs(exact) < 2.0**53).all()  # a larger whole number was rounded: two a unit apart may be far apart
+    if not (min(sensitivity, noise_multiplier) > 0 and 2.0**-900 < scale < math.inf and known):
         raise ValueError(
-            "values, sensitivity and noise_multiplier must be finite, and the latter positive: bound what a unit may "
-            f"change; got {sensitivity!r} and {noise_multiplier!r}."
+            "values (below 2^53), sensitivity and noise_multiplier must be finite, the latter positive: bound what a "
+            f"unit may change; got {sensitivity!r} and {noise_multiplier!r}."
         )
     step = step_of(scale)
     return np.asarray(np.round((exact + scale * without_gaps(source, exact.shape)) / step) * step)

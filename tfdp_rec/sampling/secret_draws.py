@@ -33,7 +33,8 @@ def poisson_sample(num_units: int, probability: float) -> np.ndarray:
     while len(drawn) < few:
         # No unit is preferred, so every set of `few` is equally likely: words above `last` would prefer some.
         words = os_entropy(few - len(drawn))
-        drawn = np.union1d(drawn, words[words <= last] % num_units)
+        both = np.append(drawn, words[words <= last] % num_units)
+        drawn = np.unique(both, return_counts=True)[0]  # counted, it sorts: a table of hashes is slow
     return drawn.astype(np.int64) if few == size else np.delete(np.arange(num_units), drawn.astype(np.int64))
 
 

@@ -9,7 +9,8 @@ A unit of r rows gives the sum of its rows' whole numbers divided by r, rounded 
 the proof is of whole numbers, and `fixed_point.released` adds the noise. What is no number gives 0.
 
 Guarantee: the sums are one Gaussian mechanism of noise multiplier σ; means, variances and their limits are computed
-from them, from the bounds and from the number of units, which is public.
+from them, from the bounds and from the number of units, which is public: the accountant's, of whom those without rows
+count as 0, or, without an accountant, the number that is given.
 """
 
 from __future__ import annotations
@@ -74,11 +75,13 @@ def private_moments(
     if given.ndim not in (1, 2) or not given.size or not (np.isfinite(half) & (half > 0)).all():
         raise ValueError(f"values must be of shape [rows(, columns)], got {given.shape}, and lower < upper, finite.")
     units = np.arange(len(given)) if unit is None else unit_numbers(unit, len(given))
+    count = int(units.max()) + 1
     if accountant is not None:
+        count = accountant.sampling.num_units  # which is public; how many of them have a row is not
         refuse_other_units(accountant.sampling, None if unit is None else units, len(given))
         accountant.spend(event, LABEL)
     total = grid_moments(np.clip((given - least) / half - 1, -1.0, 1.0).reshape(len(given), -1), units)
-    step = ONE / _weight(total.shape[1]) / (int(units.max()) + 1)  # of a mean, for a step of 1 in a sum
+    step = ONE / _weight(total.shape[1]) / count  # of a mean, for a step of 1 in a sum
     first, second = (np.clip(sums.reshape(half.shape) * step, -1.0, 1.0) for sums in released(total, noise, words))
     spread = np.clip(second - first**2, min(noise * step, 1.0), 1.0)
     return Moments(least + half * (1 + first), half**2 * spread, event)
