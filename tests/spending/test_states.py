@@ -127,6 +127,15 @@ def test_a_program_that_is_run_again_counts_a_pair_again_and_a_use_with_an_id_on
         plan.accountant.close()
 
 
+@pytest.mark.parametrize("ledger", [False, True])
+def test_two_uses_of_one_id_are_refused_before_anything_is_paid(tmp_path, ledger):
+    """The last of them alone was counted: told .052 of 9.65."""
+    counts = [tfdp_rec.privacy.Use(GaussianDpEvent(noise), "counts", id="counts") for noise in (0.5, 50.0)]
+    with pytest.raises(ValueError, match="Two expenses have the id 'counts'"):
+        plan_of(*counts, **({"ledger": tmp_path / "ledger.jsonl"} if ledger else {}))
+    assert not list(tmp_path.iterdir())
+
+
 @pytest.mark.parametrize("label", ["", None])
 def test_a_use_needs_a_label(label):
     model = model_of()
