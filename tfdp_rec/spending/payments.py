@@ -183,7 +183,7 @@ class Payments:
         """(event, label) of payments except those for steps under this sampling."""
         mine = self._sampling.get_state()
         return [
-            (paid.event if paid.attempts == 1 else SelfComposedDpEvent(paid.event, paid.attempts), paid.label)
+            (paid.whole, paid.label)
             for paid, entry in self._lines()
             if entry is None or entry.sampling != mine
         ]
