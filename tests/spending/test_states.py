@@ -1,5 +1,6 @@
 """What an accountant writes and reads again, and copies of it: each expense once, and none less."""
 
+import contextlib
 import copy
 import pickle
 
@@ -124,6 +125,17 @@ def test_a_program_that_is_run_again_counts_a_pair_again_and_a_use_with_an_id_on
     for number in (1, 2):
         plan = plan_of(COUNTS, tfdp_rec.privacy.Use(*COUNTS, id="of Monday"), ledger=tmp_path / "ledger.jsonl")
         assert plan.accountant.epsilon() == pytest.approx(gaussians(*[5.0] * (1 + number)))
+        plan.accountant.close()
+
+
+def test_a_plan_with_a_use_that_is_made_again_when_its_budget_is_spent_warns(tmp_path):
+    """Its program came back for its checkpoint."""
+    for number in (1, 2):
+        declared = {"ledger": tmp_path / "ledger.jsonl"}
+        with contextlib.nullcontext() if number == 1 else pytest.warns(UserWarning, match="The budget is spent"):
+            plan = plan_of(tfdp_rec.privacy.Use(*COUNTS, id="of Monday"), **declared)
+        if number == 1:
+            plan.accountant.record(plan.accountant.event, 5)
         plan.accountant.close()
 
 
