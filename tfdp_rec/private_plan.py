@@ -35,7 +35,7 @@ from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import Sampling, fold_gaussians
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.calibration import least_noise
-from tfdp_rec.spending.entries import ORDINARY, UNPROVEN, Changes, Use
+from tfdp_rec.spending.entries import ORDINARY, UNPROVEN, Changes, Entries, Use
 from tfdp_rec.spending.ledger import Ledger, canonical, composed, finite
 from tfdp_rec.spending.meter import StepLimit
 
@@ -102,7 +102,9 @@ class PrivatePlan:
         self.correlation = correlation
         self.l2_norm_clip = l2_norm_clip
         self.make_event = make_event
-        self._uses = {use.id: use for use in map(Use.of, spent)}
+        uses = [*map(Use.of, spent)]
+        Entries.of(*uses)  # refuses two that differ and have one id, of which one would be counted
+        self._uses = {use.id: use for use in uses}
         self._target = epsilon
         self._given_noise = noise_multiplier
         event = make_event(noise_multiplier or 1.0)

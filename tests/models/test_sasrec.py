@@ -2,6 +2,7 @@
 
 import copy
 import dataclasses
+import re
 
 import keras
 import numpy as np
@@ -16,7 +17,8 @@ from tfdp_rec.cli import main
 from tfdp_rec.data import NextItemExamples, PoissonSampling, Timelines
 from tfdp_rec.models.sasrec import RecentItems, SASRec
 from tfdp_rec.noise.words import seeded
-from tfdp_rec.privacy import Accountant
+from tfdp_rec.privacy import Accountant, Ledger, Snapshot
+from tfdp_rec.spending.ledger import read
 
 ITEMS, PLACES = 40, 6
 RNG = np.random.default_rng(0)
@@ -355,8 +357,16 @@ def test_sums_of_a_run_do_not_tell_what_finding_their_items_has_cost(sums, tmp_p
     with open(tmp_path / "released.npz", "wb") as file:
         sums.write(file, mark="{}")
     of_run = tfdp_rec.spectral.SpectralRecommender.load(tmp_path / "released.npz")
-    with pytest.raises(ValueError, match="what all of it has cost is in its ledger.jsonl"):
+    with pytest.raises(ValueError, match="what all of it has cost is in its ledger.jsonl") as refused:
         SASRec.upon(of_run, width=8, history_length=PLACES)
+    with Ledger(path := tmp_path / "ledger.jsonl", "user", Snapshot(None)) as ledger:
+        ledger.pay(GaussianDpEvent(2.0), label="private sums")
+        for _ in range(2):  # blocks of one training have one id
+            ledger.pay(GaussianDpEvent(9.0), 100, "training", steps=100, id="of the training")
+    said = re.search(r"spent=(\[.*\])", str(refused.value))
+    assert said
+    model = SASRec.upon(of_run, spent=eval(said[1], {"tfdp_rec": tfdp_rec, "path": path}), width=8, history_length=2)
+    assert accounted(model).epsilon() == pytest.approx(read(path).epsilon(accounted(model).delta, "rdp"))
 
 
 def test_a_use_of_a_model_goes_with_its_layers():

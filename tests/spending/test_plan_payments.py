@@ -27,7 +27,7 @@ from tfdp_rec.spending.payments import Payments
 
 UNITS, BATCH, STEPS, DELTA, SIGMA = 20, 4, 15, 1e-2, 3.0
 PLAN = optimised_correlation(steps=STEPS, separation=5, participations=3)
-ONCE = PLAN.dp_event(SIGMA)
+ONCE, ORDER = PLAN.dp_event(SIGMA), FixedOrder(UNITS, BATCH)
 
 
 def epsilon(plans):
@@ -499,3 +499,62 @@ def test_independent_noise_in_one_order_is_refused(tmp_path):
     with pytest.raises(ValueError, match="planned noise"):
         Accountant(dp_accounting.GaussianDpEvent(1.0), FixedOrder(20, 4), 1e-2, ledger=tmp_path / "ledger.jsonl")
     assert not (tmp_path / "ledger.jsonl").exists()
+
+
+def model_of_plan(folder=None):
+    """A model with planned noise and no ledger, resumed from a checkpoint."""
+    inputs = keras.Input([1])
+    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+    settings = {"l2_norm_clip": 1.0, "noise_multiplier": SIGMA, "expected_batch_size": BATCH, "correlation": PLAN}
+    model.compile(tfdp_rec.DPFTRL(0.1, **settings), "mse", run_eagerly=True)
+    model.prepare(rows(range(BATCH)))
+    accountant = Accountant(model.optimizer.dp_event(), ORDER, DELTA, "rdp")
+    checkpoint = TrainingCheckpoint(folder, accountant=accountant)
+    checkpoint.resume(model)
+    return model, [PrivacyBudget(accountant, 100.0), checkpoint]
+
+
+def trained(model, callbacks, epochs=1):
+    batches = ORDER.batches(rows, position=model.optimizer.position)
+    model.fit(batches, steps_per_epoch=5, epochs=epochs, verbose=0, callbacks=callbacks)
+    return model
+
+
+@pytest.mark.parametrize("saved", [False, True])
+def test_two_that_went_on_from_one_checkpoint_before_there_was_a_ledger_are_not_paid_for_as_one(tmp_path, saved):
+    """2.22 was told of them, and 3.48 without a ledger."""
+    trained(*model_of_plan(tmp_path / "one"))
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    for name in ("one", "other"):
+        model = trained(*model_of_plan(tmp_path / name), epochs=2)
+        if saved:
+            model.save(tmp_path / "model.keras")
+            model = keras.models.load_model(tmp_path / "model.keras")
+        ledger = Accountant(model.optimizer.dp_event(), ORDER, DELTA, "rdp", ledger=tmp_path / "ledger.jsonl")
+        ledger.follow(model)
+        if name == "one":
+            ledger.pay_for_history()
+            assert ledger.epsilon() == pytest.approx(epsilon(1))
+        else:
+            with pytest.raises(ValueError, match="went on from one checkpoint"):
+                ledger.pay_for_history()
+            with pytest.raises(Unaccounted):
+                ledger.epsilon()
+        ledger.close()
+
+
+def test_of_two_that_are_resumed_without_a_ledger_one_trains_under_it(tmp_path):
+    trained(*model_of_plan(tmp_path / "one"))
+    shutil.copytree(tmp_path / "one", tmp_path / "other")
+    for name in ("one", "other"):
+        model, _ = model_of_plan(tmp_path / name)
+        shutil.rmtree(tmp_path / name)
+        ledger = Accountant(model.optimizer.dp_event(), ORDER, DELTA, "rdp", ledger=tmp_path / "ledger.jsonl")
+        ledger.follow(model)
+        ledger.pay_for_history()
+        if name == "one":
+            trained(model, [PrivacyBudget(ledger, 100.0)])
+        else:
+            with pytest.raises(RuntimeError, match="Another run has gone on from the checkpoint"):
+                trained(model, [PrivacyBudget(ledger, 100.0)])
+        ledger.close()

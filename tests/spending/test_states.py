@@ -1,5 +1,6 @@
 """What an accountant writes and reads again, and copies of it: each expense once, and none less."""
 
+import contextlib
 import copy
 import pickle
 
@@ -125,6 +126,26 @@ def test_a_program_that_is_run_again_counts_a_pair_again_and_a_use_with_an_id_on
         plan = plan_of(COUNTS, tfdp_rec.privacy.Use(*COUNTS, id="of Monday"), ledger=tmp_path / "ledger.jsonl")
         assert plan.accountant.epsilon() == pytest.approx(gaussians(*[5.0] * (1 + number)))
         plan.accountant.close()
+
+
+def test_a_plan_with_a_use_that_is_made_again_when_its_budget_is_spent_warns(tmp_path):
+    """Its program came back for its checkpoint."""
+    for number in (1, 2):
+        declared = {"ledger": tmp_path / "ledger.jsonl"}
+        with contextlib.nullcontext() if number == 1 else pytest.warns(UserWarning, match="The budget is spent"):
+            plan = plan_of(tfdp_rec.privacy.Use(*COUNTS, id="of Monday"), **declared)
+        if number == 1:
+            plan.accountant.record(plan.accountant.event, 5)
+        plan.accountant.close()
+
+
+@pytest.mark.parametrize("ledger", [False, True])
+def test_two_uses_of_one_id_are_refused_before_anything_is_paid(tmp_path, ledger):
+    """The last of them alone was counted: told .052 of 9.65."""
+    counts = [tfdp_rec.privacy.Use(GaussianDpEvent(noise), "counts", id="counts") for noise in (0.5, 50.0)]
+    with pytest.raises(ValueError, match="Two expenses have the id 'counts'"):
+        plan_of(*counts, **({"ledger": tmp_path / "ledger.jsonl"} if ledger else {}))
+    assert not list(tmp_path.iterdir())
 
 
 @pytest.mark.parametrize("label", ["", None])

@@ -62,7 +62,7 @@ LOG, RUN = "log", "run.json"
 TIMELINES = "timelines"  # what a cluster's workers read, as long as a training lasts
 NOTHING, RESUMABLE, LOST = "nothing was paid", "all that was paid for is kept", "what was paid for was not kept"
 Loaded = TypeVar("Loaded")
-_FREE = ("learning_rate", "width", "hidden", "negatives", "top_k", "titles")  # these cost nothing, and may change
+_FREE = ("learning_rate", "top_k", "titles")  # these cost nothing, and may change
 
 
 class ReleasePayment:

@@ -166,8 +166,8 @@ class SpectralRecommender:
         if self.released.of_run:
             raise ValueError(
                 "These sums are a run's, which may have found its items privately, too: what all of it has cost is in "
-                "its ledger.jsonl and statement.txt. Give that, spent=[tfdp_rec.privacy.Use(paid.event, paid.label, "
-                "paid.id) for paid in tfdp_rec.spending.ledger.read(path).paid]."
+                "its ledger.jsonl and statement.txt. Give that, spent=[tfdp_rec.privacy.Use(paid.whole, paid.label, "
+                "f'{paid.id} {paid.number}') for paid in tfdp_rec.spending.ledger.read(path).paid]."
             )
 
     def statement(self) -> Statement:

@@ -396,7 +396,10 @@ class Accountant:
         planned, ahead = isinstance(self.event, PlannedDpEvent), self.ahead_for(optimizer, sampling)
         # Payments are durable, so they are made in blocks: one sync of the disk for many steps.
         if ahead < steps:
-            self.refuse_superseded(optimizer.training_id, optimizer.state_id)
+            known = self.payments.refuse_superseded(optimizer.training_id, stands := optimizer.state_id)
+            if stands and not known:  # it was resumed without this ledger: no copy of it goes on from now on
+                self.note_checkpoint(optimizer, state := new_id())
+                optimizer.state_id = state
             if planned or not self._pays_for(optimizer, sampling):
                 self.give_back_unused()  # planned steps are paid for as a whole, and others under an id of their own
                 ahead = 0

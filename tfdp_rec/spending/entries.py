@@ -199,10 +199,11 @@ class Entries:
         return np.frombuffer(self.dumps().encode(), np.uint8)
 
     @classmethod
-    def of(cls, use: Use) -> Entries:
-        """One use alone."""
+    def of(cls, *uses: Use) -> Entries:
+        """Some uses alone; `ValueError` for two that differ and have one id."""
         found = cls()
-        found.add(use.entry, use.id)
+        for use in uses:
+            found.add(use.entry, use.id)
         return found
 
     @classmethod

@@ -133,6 +133,11 @@ class Paid(Payment):
     data: str = ""  # id of the snapshot
     session: str = ""  # id of the `Ledger` object that paid
 
+    @property
+    def whole(self) -> DpEvent:
+        """Event of all its attempts."""
+        return self.event if self.attempts == 1 else SelfComposedDpEvent(self.event, self.attempts)
+
 
 @dataclasses.dataclass(frozen=True)
 class Mark:

@@ -41,6 +41,7 @@ _KEEPING = "state about to be kept"  # label of a note: such a checkpoint is abo
 _FROM = "from"  # setting of a payment: the step of the plan that it begins with
 _ASSERTED = "asserted"  # setting of a payment for steps that carried no proof of their draw: what drew them
 _NOTHING = dp_accounting.NoOpDpEvent()
+_FORKED = "and each costs the whole plan: this ledger holds one of them. Release that one alone."
 _LATE = "late"  # setting of a payment for what was done before
 
 Line = tuple[Paid, Entry | None]  # a payment, and the steps that it is for, if it is for steps
@@ -96,6 +97,9 @@ class Payments:
             before = [(paid, entry) for paid, entry in self._lines() if entry and _plan(entry) == event.plan]
             price = _missing([paid.event for paid, _ in before], [event, *(entry.event for _, entry in before)])
             first = event.start + sum(paid.steps for paid, entry in before if _part(entry) == event.part)
+            if late and before and event.part != (last := _part(before[-1][1])):
+                if (event.after, event.start) != (last, self._position(before)):  # no ledger saw where it went on
+                    raise ValueError(f"Two trainings went on from one checkpoint, {_FORKED}")
             self.ledger.pay(price, 1, "training", {**settings, _FROM: first}, steps, id=id)
         else:
             step = self._sampling.compose_history([(event, 1)])
@@ -132,8 +136,11 @@ class Payments:
             note |= {"plan": event.plan, "step": event.start + made}
         self.ledger.note(_KEPT if done else _KEEPING, note)
 
-    def refuse_superseded(self, training: str, stands: str) -> None:
-        """Raises unless a training stands at the state that was kept last, or that was about to be since then."""
+    def refuse_superseded(self, training: str, stands: str) -> bool:
+        """Raises unless a training stands at the state that was kept last, or that was about to be since then.
+
+        Returns whether a state of it was kept.
+        """
         states = set[str]()
         for line in reversed(self.ledger.lines):
             if line["kind"] == "note" and line["label"] in (_KEPT, _KEEPING):
@@ -142,12 +149,13 @@ class Payments:
                     if line["label"] == _KEPT:
                         break
         else:  # none was released
-            return
+            return False
         if stands not in states:
             raise RuntimeError(
                 "Another run has gone on from the checkpoint that this training stands at, and what leaves here would "
                 "hold other noise for the same steps: resume from the newest checkpoint of all, or begin anew."
             )
+        return True
 
     # Reading.
 
@@ -175,7 +183,7 @@ class Payments:
         """(event, label) of payments except those for steps under this sampling."""
         mine = self._sampling.get_state()
         return [
-            (paid.event if paid.attempts == 1 else SelfComposedDpEvent(paid.event, paid.attempts), paid.label)
+            (paid.whole, paid.label)
             for paid, entry in self._lines()
             if entry is None or entry.sampling != mine
         ]
