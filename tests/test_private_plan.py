@@ -393,3 +393,9 @@ def test_a_resumed_plan_of_correlated_noise_goes_on_in_fit(tmp_path):
     os.remove(checkpoint.latest())  # after which steps by hand are not refused for the checkpoint's sake
     with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
         train(model, plan.batches(fetch, position=12).take(1))
+
+
+def test_uses_that_do_not_fit_are_refused_before_they_are_paid(tmp_path):
+    with pytest.raises(ValueError, match="nothing was paid"):
+        plan_of(ledger=tmp_path / "ledger.jsonl", spent=[(GaussianDpEvent(0.1), "a slip of the pen")])
+    assert not read(tmp_path / "ledger.jsonl").paid

@@ -20,7 +20,7 @@ from __future__ import annotations
 import functools
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from dp_accounting import DpEvent, GaussianDpEvent
@@ -36,7 +36,7 @@ from tfdp_rec.sampling.schemes import Sampling, fold_gaussians
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.calibration import least_noise
 from tfdp_rec.spending.entries import ORDINARY, UNPROVEN, Changes, Entries, Use
-from tfdp_rec.spending.ledger import Ledger, canonical, composed, finite
+from tfdp_rec.spending.ledger import Ledger, Payment, canonical, composed, finite
 from tfdp_rec.spending.meter import StepLimit
 
 _NOTE = "plan"
@@ -111,6 +111,7 @@ class PrivatePlan:
         self._payer = Accountant(event, sampling, delta, accountant, allow_large_delta, asserted, ledger)
         try:
             self._refuse_gone()
+            self._refuse_dear(uses)
         except ValueError:
             if not isinstance(ledger, Ledger):
                 self._payer.close()
@@ -159,6 +160,18 @@ class PrivatePlan:
             if canonical(finite(self._note(note["sigma"]))) == canonical(note):
                 return float(note["sigma"])
         return None
+
+    def _refuse_dear(self, uses: Sequence[Use]) -> None:
+        paid = self._payer.payments
+        due = [Payment(use[0], label=use[1]) for use in uses if paid and not paid.has_paid(use)]
+        if self._target is None or paid is None or not due:
+            return
+        after = paid.ledger.epsilon(self.delta, self._payer.accountant, due)
+        if after > self._target:
+            raise ValueError(
+                f"The uses in spent= would take {paid.ledger.path} to epsilon {after:.4g}, above the plan's "
+                f"{self._target:g}: nothing was paid. Give a larger epsilon, or uses with more noise."
+            )
 
     def _refuse_gone(self) -> None:
         if self._target is None or self._payer.payments is None:
