@@ -93,7 +93,7 @@ class State:
             with open(path, encoding="utf-8") as file:
                 state = cls(**json.load(file))
             if any(not isinstance(click, list) or len(click) != 3 for click in state.clicks):
-                raise ValueError("a click has a news id, a category and a place")
+                raise ValueError("a click has a news id, a category and a place.")
         except (ValueError, TypeError) as problem:
             raise ValueError(
                 f"{path} does not hold clicks: restore it, or remove it and its ledger to forget them."

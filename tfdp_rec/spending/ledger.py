@@ -345,10 +345,8 @@ def composed(payments: Iterable[Payment]) -> DpEvent:
 
 
 def costs_of_items(payments: Iterable[Payment]) -> list[DpEvent]:
-    """The payments that are about each item as one event, equal ones once; at least one.
-
-    The payments are gone through once, however many items there are: each item keeps how many there are of each event.
-    """
+    """The payments that are about each item as one event, equal ones once; at least one."""
+    # They are gone through once, however many items there are: each item keeps how many there are of each event.
     general, own = dict[str, int](), dict[str, dict[str, int]]()
     for payment in payments:
         for counts in [general] if payment.about is None else [own.setdefault(i, {}) for i in set(payment.about)]:
