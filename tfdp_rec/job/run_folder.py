@@ -98,4 +98,5 @@ def find(run: Path, name: str) -> pathlib.Path:
 def servable_in(folder: Path) -> pathlib.Path:
     """The SavedModel of a run folder, or of its released part; the folder itself, if it is one."""
     path = pathlib.Path(folder)
-    return path if (path / "saved_model.pb").is_file() else find(path, SERVABLE)
+    places = path, path / SERVABLE, path / RELEASE / SERVABLE
+    return next((place for place in places if (place / "saved_model.pb").is_file()), places[-1])

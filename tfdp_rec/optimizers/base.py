@@ -36,7 +36,7 @@ from tfdp_rec.optimizers.rules import Recursion, Rows, TableRule
 from tfdp_rec.optimizers.tables import Operations, Table, after
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source
-from tfdp_rec.spending.entries import new_id
+from tfdp_rec.spending.entries import SAVED_AS, Entries, new_id
 from tfdp_rec.spending.meter import Meter, StepLimit
 
 
@@ -510,9 +510,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         self.privacy_history.refuse_other_optimizers(self)
 
     def load_own_variables(self, store: Any) -> None:
-        """As every Keras optimizer. The history is saved with the model."""
+        """As every Keras optimizer. The history is saved with the model; before version 0.3 it was saved here."""
+        if SAVED_AS in store.keys():  # passed over, its steps would be forgotten
+            self.privacy_history.merge_saved(Entries.from_array(store[SAVED_AS]))
         with self.privacy_history.repricing(self):
-            super().load_own_variables(store)
+            super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})
         self.privacy_history.restored()
 
     @property

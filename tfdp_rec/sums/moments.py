@@ -65,7 +65,7 @@ def private_moments(
     Example:
         >>> ages = np.random.default_rng(0).uniform(20, 60, 5000)
         >>> mean, variance, event = private_moments(ages, 0, 100, noise_multiplier=5.0)
-        >>> 39 < mean < 41, 100 < variance < 170, event
+        >>> bool(39 < mean < 41), bool(100 < variance < 170), event
         (True, True, GaussianDpEvent(noise_multiplier=5.0))
     """
     noise, given = checked_noise(noise_multiplier), np.asarray(values, np.float64)
