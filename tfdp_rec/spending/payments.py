@@ -41,7 +41,10 @@ _KEEPING = "state about to be kept"  # label of a note: such a checkpoint is abo
 _FROM = "from"  # setting of a payment: the step of the plan that it begins with
 _ASSERTED = "asserted"  # setting of a payment for steps that carried no proof of their draw: what drew them
 _NOTHING = dp_accounting.NoOpDpEvent()
-_FORKED = "and each costs the whole plan: this ledger holds one of them. Release that one alone."
+_FORKED = (
+    "Two trainings went on from one checkpoint, and each costs the whole plan: this ledger holds one of them. Release "
+    "that one alone."
+)
 _LATE = "late"  # setting of a payment for what was done before
 
 Line = tuple[Paid, Entry | None]  # a payment, and the steps that it is for, if it is for steps
@@ -99,7 +102,7 @@ class Payments:
             first = event.start + sum(paid.steps for paid, entry in before if _part(entry) == event.part)
             if late and before and event.part != (last := _part(before[-1][1])):
                 if (event.after, event.start) != (last, self._position(before)):  # no ledger saw where it went on
-                    raise ValueError(f"Two trainings went on from one checkpoint, {_FORKED}")
+                    raise ValueError(_FORKED)
             self.ledger.pay(price, 1, "training", {**settings, _FROM: first}, steps, id=id)
         else:
             step = self._sampling.compose_history([(event, 1)])
@@ -137,10 +140,8 @@ class Payments:
         self.ledger.note(_KEPT if done else _KEEPING, note)
 
     def refuse_superseded(self, training: str, stands: str) -> bool:
-        """Raises unless a training stands at the state that was kept last, or that was about to be since then.
-
-        Returns whether a state of it was kept.
-        """
+        """Raises unless a training stands at its newest state; whether a state of it was kept."""
+        # The newest is what was kept last, or was about to be since then.
         states = set[str]()
         for line in reversed(self.ledger.lines):
             if line["kind"] == "note" and line["label"] in (_KEPT, _KEEPING):
