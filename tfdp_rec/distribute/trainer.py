@@ -307,6 +307,7 @@ class ParameterServerTrainer:
         model.stop_training, model.feeding = False, self._source
         callbacks = with_budget_of_plan(self._optimizer.plan, several(callbacks))
         refuse_forgetting(callbacks, resumable=False)
+        self._refuse_listeners(callbacks)
         rounds = [min(steps_per_report, steps - before) for before in range(0, steps, steps_per_report)]
         listeners = keras.callbacks.CallbackList(
             callbacks, add_history=True, add_progbar=verbose != 0, verbose=verbose, epochs=1, steps=len(rounds),
@@ -314,7 +315,7 @@ class ParameterServerTrainer:
         )  # fmt: skip
         history = next(c for c in listeners.callbacks if isinstance(c, keras.callbacks.History))
         listeners.on_train_begin()
-        self._refuse_listeners(listeners.callbacks)
+        self._refuse_listeners(listeners.callbacks)  # some begin to look at the sum
         listeners.on_epoch_begin(0)
         logs: dict[str, Any] = {}
         total = np.zeros(2)
