@@ -1,9 +1,11 @@
 """A folder for everything one run leaves behind, in two parts, so that copying one of them gives nothing else away.
 
-RUN/release/    what the statement's ε covers, and public files: the servable, the statement, the ledger, a card
-RUN/private/    what was computed from users' data without noise, or tells where they are: the report, results, the
-ledgers of recommenders that were only compared, the days that users' rows counted on, what a run
-needs to be resumed; 0700, files 0600
+    RUN/release/    what the statement's ε covers, and public files: the servable, the statement, the ledger, a card
+    RUN/private/    what was computed from users' data without noise, or tells where they are: the report, results, the
+                    ledgers of recommenders that were only compared, the days that users' rows counted on, what a run
+                    needs to be resumed; 0700, files 0600
+
+`find` tells where a file of a run is.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ class SpectralRecommender:
         self._check_fitted()
         made = self.released
         self._refuse_of_run()
-        if not np.isfinite(made.multipliers).all():
+        if len(made.multipliers) != made.fits or not np.isfinite(made.multipliers).all():
             raise ValueError("Some of these sums do not tell their cost: give it as tfdp_rec.privacy.Use, spent=[...].")
         fits = zip(made.multipliers.tolist(), made.names.tolist(), strict=True)
         kind = GaussianDpEvent if made.private else lambda noise: NonPrivateDpEvent()
