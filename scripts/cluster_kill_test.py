@@ -294,7 +294,6 @@ def _report(trial: Trial, result: dict[str, Any], chosen: argparse.Namespace, se
     sampling = tfdp_rec.data.PoissonSampling(BATCH, BATCH)
     event = tfdp_rec.LazyDPSGD(RATE, l2_norm_clip=CLIP, noise_multiplier=SIGMA, expected_batch_size=BATCH).dp_event()
     accountant = tfdp_rec.privacy.Accountant(event, sampling, 0.1, "rdp")
-    accountant.record(event, result["attempts"])
     dispatched = trial.size("dispatched")
     good = (
         dispatched <= result["attempts"] <= result["counted"]

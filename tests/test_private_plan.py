@@ -1,7 +1,6 @@
 """The plan says everything once, and what it gives away costs what it says."""
 
 import contextlib
-import itertools
 import os
 
 import dp_accounting
@@ -19,7 +18,6 @@ from tfdp_rec.privacy import (
     FixedOrder,
     Ledger,
     PoissonSampling,
-    ShuffledEpochs,
     Snapshot,
     optimised_correlation,
 )  # fmt: skip
@@ -136,19 +134,29 @@ def test_a_saved_model_tells_what_its_plan_has_spent_beside_its_steps(tmp_path, 
 
 def test_a_plan_allows_steps_after_ordinary_ones_and_none_after_a_use_it_does_not_know():
     plan, batch = plan_of(spent=[(GaussianDpEvent(5.0), "popularity counts")]), fetch(range(BATCH))
-    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
-    model.train_on_batch(*batch)
+    model, drawn = model_of(tfdp_rec.DPSGD(0.01, plan=plan)), iter(plan.batches(fetch))
+    model.train_on_batch(next(drawn))
     private = model.optimizer
     model.compile("adam", "mse", run_eagerly=True)
     with pytest.warns(UserWarning, match="not private"):
         model.train_on_batch(*batch)  # on public data, say
     model.compile(private, "mse", run_eagerly=True)
-    model.train_on_batch(*batch)
+    model.train_on_batch(next(drawn))
     assert plan.accountant.carried.ordinary == {"Adam": 1} and int(private.iterations) == 2
-    again = Entry(GaussianDpEvent(5.0), 1, "drawn", label="popularity counts")  # counted a second time
+    again = Entry(GaussianDpEvent(5.0), 1, label="popularity counts")  # counted a second time
     model.privacy_history.add_entry(again)
     with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
-        model.train_on_batch(*batch)
+        model.train_on_batch(next(drawn))
+
+
+def test_a_plan_pays_for_batches_of_its_sampling_alone():
+    plan = plan_of()
+    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    with pytest.raises(tfdp_rec.NotPrivate, match="pays for batches of its sampling alone"):
+        model.train_on_batch(*fetch(range(BATCH)))
+    with pytest.raises(ValueError, match="carry no proof that they were sampled"):
+        model.fit(*fetch(range(9)), verbose=0)
+    assert plan.accountant.steps == int(model.optimizer.iterations) == 0 and plan.accountant.epsilon() == 0
 
 
 def test_what_makes_no_plan():
@@ -285,11 +293,6 @@ def test_a_model_that_was_compiled_before_is_followed_whole():
 # Outside `fit`
 
 
-def shuffled_plan(steps=20, **options):
-    sampling = ShuffledEpochs(num_units=40, expected_batch_size=4)
-    return tfdp_rec.PrivatePlan(sampling=sampling, epsilon=3.0, delta=1e-3, steps=steps, accountant="rdp", **options)
-
-
 def planned(steps=12):
     order = FixedOrder(num_units=40, expected_batch_size=4)
     options = {"epsilon": 3.0, "delta": 1e-3, "accountant": "rdp", "correlation": optimised_correlation(steps, 10)}
@@ -302,42 +305,7 @@ def train(model, batches):
 
 
 def refused_anew():
-    return pytest.raises(tfdp_rec.NotPrivate, match="begins another iteration of batches, or another plan of noise")
-
-
-def test_a_plan_for_shuffled_data_pays_for_one_iteration_in_loops_by_hand():
-    """Each iteration begins an epoch: 50 steps in five of them were 4.33 under a plan of 3."""
-    plan = shuffled_plan()
-    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
-    drawn = iter(plan.batches(fetch))
-    train(model, itertools.islice(drawn, 5))
-    with refused_anew():
-        train(model, plan.batches(fetch).take(1))
-    train(model, itertools.islice(drawn, 2))
-    for steps in (3, 10):  # a budget prices the second iteration, and refuses a third one
-        with contextlib.nullcontext() if steps == 3 else pytest.raises(ValueError, match="would exceed the budget"):
-            model.fit(plan.batches(fetch), steps_per_epoch=steps, verbose=0, callbacks=[plan.budget()])
-    for batches in (drawn, iter(plan.batches(fetch))):
-        with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
-            model.train_on_batch(next(batches))
-    assert plan.accountant.steps == 10 and 2.9 < plan.accountant.epsilon() <= 3.0
-
-
-def test_an_iteration_of_shuffled_batches_is_trained_on_to_its_end_by_hand():
-    plan = shuffled_plan()
-    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
-    train(model, plan.batches(fetch).take(20))
-    with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
-        train(model, plan.batches(fetch).take(1))
-    assert plan.accountant.steps == 20 and 2.9 < plan.accountant.epsilon() <= 3.0
-
-
-def test_two_models_of_a_plan_do_not_both_begin_an_iteration_by_hand():
-    plan = shuffled_plan()
-    first, second = (model_of(tfdp_rec.DPSGD(0.01, plan=plan)) for _ in range(2))
-    train(first, plan.batches(fetch).take(2))
-    with refused_anew():
-        train(second, plan.batches(fetch).take(1))
+    return pytest.raises(tfdp_rec.NotPrivate, match="begins another plan of noise")
 
 
 def test_iterations_by_hand_are_free_where_they_cost_nothing():
@@ -355,7 +323,6 @@ def test_a_plan_of_correlated_noise_is_begun_once_in_loops_by_hand(tmp_path, kin
     model = model_of(kind(0.01, plan=plan))
     train(model, plan.batches(fetch).take(3))
     train(model, plan.batches(fetch, position=3).take(2))  # goes on
-    model.optimizer.noise_multiplier = 1.1 * plan.noise_multiplier  # is no plan of its own either
     train(model, plan.batches(fetch, position=5).take(1))
     model.save_weights(tmp_path / "model.weights.h5")
     model.load_weights(tmp_path / "model.weights.h5")

@@ -12,18 +12,26 @@ from collections.abc import Iterator
 from types import FrameType
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-_asked: int | None = None  # the last signal
+_asked = False  # whether a signal has asked the program to stop
+_last = int(signal.SIGINT)
 _deferring, _deferred = 0, False
 
 
 def last() -> int:
     """The last signal that asked the program to stop."""
-    return _asked or signal.SIGINT
+    return _last
 
 
 def exit_code() -> int:
     """The exit code that a shell expects of a program that a signal ended."""
-    return 128 + last()
+    return 128 + _last
+
+
+def raise_if_asked() -> None:
+    """Raises `KeyboardInterrupt` if a signal asked the program to stop, for what must not begin after that."""
+    # Python drops an exception in a callback of a weak reference or in `__del__`, and so the first of a signal there.
+    if _asked:
+        raise KeyboardInterrupt
 
 
 @contextlib.contextmanager
@@ -31,16 +39,17 @@ def answered() -> Iterator[None]:
     """A block in which the three signals raise `KeyboardInterrupt`."""
     # An ignored signal, such as SIGHUP under nohup, stays ignored. After the first request, SIGTERM and SIGHUP are no
     # news: the program cleans up. A second Ctrl-C interrupts that, too.
-    global _asked
+    global _asked, _last
     if threading.current_thread() is not threading.main_thread():  # handlers can be set there alone
         yield
         return
-    _asked = None
+    _asked, _last = False, int(signal.SIGINT)
     taken = [number for number in SIGNALS if signal.getsignal(number) != signal.SIG_IGN]
     before = {number: signal.signal(number, _stop) for number in taken}
     try:
         yield
     finally:
+        _asked = False
         for number, handler in before.items():
             signal.signal(number, handler)
 
@@ -60,10 +69,10 @@ def deferred() -> Iterator[None]:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    global _asked, _deferred
-    if _asked is not None and number != signal.SIGINT:
+    global _asked, _last, _deferred
+    if _asked and number != signal.SIGINT:
         return
-    _asked = number
+    _asked, _last = True, number
     if _deferring:
         _deferred = True
     else:

@@ -35,7 +35,7 @@ from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.sampling.schemes import Sampling, fold_gaussians
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.calibration import least_noise
-from tfdp_rec.spending.entries import ORDINARY, UNPROVEN, Changes, Entries, Use
+from tfdp_rec.spending.entries import Changes, Entries, Use
 from tfdp_rec.spending.ledger import Ledger, Payment, canonical, composed, finite
 from tfdp_rec.spending.meter import StepLimit
 
@@ -63,7 +63,6 @@ class PrivatePlan:
             once wherever it is declared; or (event, label) pairs, each of which is another use each time a plan
             declares it. With a ledger they are paid for at once: make the plan before these uses.
         allow_large_delta: Whether to accept δ above 1 / num_units, as for `Accountant`.
-        asserted: Description of what drew the batches, if not `sampling`, as for `Accountant`.
         ledger: File, or `Ledger`, in which everything is paid for before it is done.
 
     Raises:
@@ -87,7 +86,7 @@ class PrivatePlan:
         self, *, sampling: Sampling, delta: float, steps: int, epsilon: float | None = None,
         noise_multiplier: float | None = None, l2_norm_clip: float | Auto = 1.0, accountant: str = "pld",
         make_event: Callable[[float], DpEvent] = GaussianDpEvent, correlation: Correlation | None = None,
-        spent: Iterable[tuple[DpEvent, str]] = (), allow_large_delta: bool = False, asserted: str = "",
+        spent: Iterable[tuple[DpEvent, str]] = (), allow_large_delta: bool = False,
         ledger: Path | Ledger | None = None,
     ):
         if (epsilon is None) == (noise_multiplier is None):
@@ -108,7 +107,7 @@ class PrivatePlan:
         self._target = epsilon
         self._given_noise = noise_multiplier
         event = make_event(noise_multiplier or 1.0)
-        self._payer = Accountant(event, sampling, delta, accountant, allow_large_delta, asserted, ledger)
+        self._payer = Accountant(event, sampling, delta, accountant, allow_large_delta, ledger)
         try:
             self._refuse_gone()
             self._refuse_dear(uses)
@@ -119,7 +118,6 @@ class PrivatePlan:
         self._before = self._payer.steps
         self._limit = StepLimit(0)
         self._limited: int | None = -1  # `Changes.made` at which the limit was set; None while it is suspended
-        self._dearer = False  # whether a step of an optimizer of the plan costs more than was planned
         for use in self._uses.values():
             self._payer.spend(*use, id=use.id)
 
@@ -181,7 +179,7 @@ class PrivatePlan:
         if noted and self.correlation:
             return  # continuing a planned training is free; the budget refuses what would cost
         if noted:
-            self._payer.record(self.make_event(noted), 0)
+            self._payer.set_event(self.make_event(noted))
         if spent > self._target or noted and self._payer.max_steps(self._target) <= self._payer.steps:
             said = (
                 f"The budget is spent: {self._payer.payments.ledger.path} holds epsilon {spent:.4g} of "
@@ -203,7 +201,7 @@ class PrivatePlan:
     @functools.cached_property
     def accountant(self) -> Accountant:
         """The accountant of this plan's training."""
-        self._payer.record(self.make_event(self.noise_multiplier), 0)  # 0 steps: sets the event of forecasts
+        self._payer.set_event(self.make_event(self.noise_multiplier))
         return self._payer
 
     def batches(self, fetch: Callable[..., Any], **options: Any) -> Any:
@@ -246,7 +244,7 @@ class PrivatePlan:
         """Follows and limits an optimizer that was made with the plan; refuses one that costs more than was planned."""
         # A copy has not the state of planned noise: its first step would cost as much as the whole plan.
         event = optimizer.dp_event()
-        if self._target is not None and self._costs_more(event):
+        if (self._target is not None or events.is_private(event)) and self._costs_more(event):
             raise ValueError(
                 f"A step of {type(optimizer).__name__} costs more than the plan's: {event} for "
                 f"{self.make_event(self.noise_multiplier)}. For AdaFEST write AdaFEST.with_total_noise(rate, "
@@ -266,12 +264,12 @@ class PrivatePlan:
             optimizer.privacy_history.add_entry(use.entry, id)
         self.accountant.follow(optimizer)
         if not events.is_private(event):  # without a guarantee there is no ε to keep
-            self.accountant.record(event, 0)
+            self.accountant.set_event(event)
             self.epsilon = math.inf
         else:
             optimizer.plan = self
             optimizer.step_limit = StepLimit(0) if copied and self.correlation is not None else self._limit
-            self.reprice(event)
+            self.renew_limit()
 
     def suspend_limit(self) -> None:
         """Lifts the limit while a budget counts, until `limit_steps`."""
@@ -280,35 +278,31 @@ class PrivatePlan:
 
     def limit_steps(self) -> None:
         """Limits all optimizers of this plan together to the rest of its steps, outside a `fit` with `budget()`."""
-        # With a ledger there are no steps outside: the budget pays for steps before they are made. Nor are there once
-        # a step costs more than was planned: their number is then no bound on ε.
+        # With a ledger there are no steps outside: the budget pays for steps before they are made.
         if self._limited != Changes.made:
             begun = self._left_to_begin()
-            none = self._payer.payments or self._dearer or self._spends_besides() or (begun or 0) < 0
+            none = self._payer.payments or self._spends_besides() or (begun or 0) < 0
             steps = 0 if none else max(0, self._before + self.steps - self._payer.steps)
             self._limit.set_left(steps, None if begun is None else max(0, begun))
             self._limited = Changes.made
 
     def _left_to_begin(self) -> int | None:
-        """How many more iterations, or plans of correlated noise, the planned ε holds; None where they cost nothing."""
-        event = self.make_event(self.noise_multiplier)
-        if isinstance(event, PlannedDpEvent):
-            made = [entry.event for entry in self._payer.carried]
-            return 1 - len({(each.plan, each.part) for each in made if isinstance(each, PlannedDpEvent)})
-        one, two = (self.sampling.compose_history([(event, self.steps)], restarts) for restarts in (0, 1))
-        return None if one == two else 1 - self._payer.begun
+        """How many more plans of correlated noise the planned ε holds; None where steps are priced one by one."""
+        if not isinstance(self.make_event(self.noise_multiplier), PlannedDpEvent):
+            return None
+        made = [entry.event for entry in self._payer.carried]
+        return 1 - len({(each.plan, each.part) for each in made if isinstance(each, PlannedDpEvent)})
 
     def _spends_besides(self) -> bool:
         """Whether the models have spent what the plan does not know, such as the history of other weights."""
         mine, carried = self.sampling.get_state(), self._payer.carried
-        private = [entry for entry in carried if not entry.label and entry.origin != ORDINARY]
-        elsewhere = any(entry.sampling != mine for entry in private if entry.sampling or entry.origin != UNPROVEN)
-        more = any(e.label and e.origin != ORDINARY and id not in self._uses for id, e in carried.items())
+        private = [entry for entry in carried if not entry.label]
+        elsewhere = any(entry.sampling != mine for entry in private)
+        more = any(e.label and not e.ordinary and id not in self._uses for id, e in carried.items())
         return elsewhere or more or any(self._costs_more(entry.event) for entry in private)
 
-    def reprice(self, event: DpEvent) -> None:
-        """Adapts the limit to an optimizer of the plan whose step now has another event."""
-        self._dearer |= self._costs_more(event)
+    def renew_limit(self) -> None:
+        """Sets the limit anew, unless a budget counts in its place."""
         if self._limited is not None:
             self._limited = -1
             self.limit_steps()

@@ -1,7 +1,6 @@
 """The trainings of `python -m experiments.adaptive`.
 
-A contestant's model is compiled once: weights and optimizer are put back before each training, and noise
-and learning rate are variables, so that a training costs its steps. Dense variables have the same Adam under all.
+Dense variables have the same Adam under all contestants. AdaFEST splits the noise between votes and gradients.
 """
 
 from __future__ import annotations
@@ -13,7 +12,6 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import tfdp_rec
 from experiments.adaptive.settings import Grid, Sizes
@@ -38,26 +36,30 @@ class Contestant:
 
     Attributes:
         name: in the report.
-        make: (settings that all have, sizes) -> its optimizer.
+        make: (learning rate, settings that all have) -> its optimizer.
         rates: among which it may choose.
     """
 
     name: str
-    make: Callable[[dict[str, Any], Sizes], PrivateOptimizer]
+    make: Callable[[float, dict[str, Any]], PrivateOptimizer]
     rates: Sequence[float]
 
 
-def _lazily(common: dict[str, Any], sizes: Sizes) -> PrivateOptimizer:
-    return tfdp_rec.LazyDPSGD(1.0, **common)
+def _lazily(rate: float, common: dict[str, Any]) -> PrivateOptimizer:
+    return tfdp_rec.LazyDPSGD(rate, **common)
 
 
-def _eagerly(rule: Any) -> Callable[[dict[str, Any], Sizes], PrivateOptimizer]:
-    return lambda common, sizes: tfdp_rec.DPSGD(1.0, table_rule=rule, **common)
+def _eagerly(rule: Any) -> Callable[[float, dict[str, Any]], PrivateOptimizer]:
+    return lambda rate, common: tfdp_rec.DPSGD(rate, table_rule=rule, **common)
 
 
-def _choosing(rule: Any) -> Callable[[dict[str, Any], Sizes], PrivateOptimizer]:
-    own: dict[str, Any] = {"contribution_clip": 1.0, "contribution_noise_multiplier": 1.0, "threshold": 1.0}
-    return lambda common, sizes: AdaFEST(1.0, table_rule=rule, **own, **common)
+def _choosing(rule: Any) -> Callable[[float, dict[str, Any]], PrivateOptimizer]:
+    def make(rate: float, common: dict[str, Any]) -> PrivateOptimizer:
+        votes, gradients = split_noise_multiplier(common["noise_multiplier"], SELECTION_FRACTION)
+        own = {"contribution_clip": 1.0, "contribution_noise_multiplier": votes, "threshold": THRESHOLD * votes}
+        return AdaFEST(rate, table_rule=rule, **{**common, **own, "noise_multiplier": gradients})
+
+    return make
 
 
 CONTESTANTS = (
@@ -83,7 +85,6 @@ class Trainings:
         self.logs, self.rows = SyntheticCriteo(buckets=buckets, seed=1), sum(buckets)
         self._first = np.concatenate([[0], np.cumsum(buckets)[:-1]]).astype(np.int32)
         self.sampling = PoissonSampling(sizes.examples, sizes.batch_size)
-        self._ready: tuple[str, Any] = ("", None)
 
     @functools.cache  # noqa: B019  # it lives as long as the study
     def examples(self, part: str) -> tuple[dict[str, np.ndarray], np.ndarray]:
@@ -111,38 +112,15 @@ class Trainings:
         return self.study.cell(name, dict)
 
     def _train(self, contestant: Contestant, epsilon: float, rate: float, seed: int) -> dict[str, Any]:
-        model, blank = self._compiled(contestant)
-        optimizer = model.optimizer
         keras.utils.set_random_seed(1 + seed)
-        model.set_weights(self._model().get_weights())
-        optimizer.load_own_variables(blank)
-        optimizer.learning_rate = rate
-        self._add_noise(optimizer, self.noise(epsilon))
+        model, dense = self._model(), keras.optimizers.Adam(DENSE_RATE)
+        common = {"l2_norm_clip": 1.0, "noise_multiplier": self.noise(epsilon), "dense_optimizer": dense}
+        optimizer = contestant.make(rate, {**common, "expected_batch_size": self.sizes.batch_size})
+        model.compile(optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True))
         batches = self.sampling.batches(lambda rows: self._fetch("train", rows), seed=100 + seed)
         model.fit(batches, steps_per_epoch=self.sizes.steps, verbose=0)
         found: dict[str, Any] = {part: self._score(model, part) for part in ("validation", "test")}
         return found | {"epsilon": spent(optimizer, self.sampling, self.sizes.delta, self.sizes.steps)}
-
-    def _add_noise(self, optimizer: PrivateOptimizer, noise: float) -> None:
-        """All of it, or split between votes and gradients."""
-        if isinstance(optimizer, AdaFEST):
-            votes, noise = split_noise_multiplier(noise, SELECTION_FRACTION)
-            settings = {"contribution_noise_multiplier": votes, "threshold": THRESHOLD * votes}
-            optimizer.take({name: tf.constant(value, tf.float64) for name, value in settings.items()})
-        optimizer.noise_multiplier = noise
-
-    def _compiled(self, contestant: Contestant) -> tuple[Any, dict[str, np.ndarray]]:
-        """A model that has its step, and its optimizer's variables before the first."""
-        if self._ready[0] != contestant.name:
-            model, sizes = self._model(), self.sizes
-            common = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": sizes.batch_size}
-            optimizer = contestant.make({**common, "dense_optimizer": keras.optimizers.Adam(DENSE_RATE)}, sizes)
-            model.compile(optimizer, loss=keras.losses.BinaryCrossentropy(from_logits=True))
-            model.prepare(self._fetch("train", np.arange(2)))
-            store: dict[str, Any] = {}
-            optimizer.save_own_variables(store)
-            self._ready = contestant.name, (model, {key: np.array(value) for key, value in store.items()})
-        return self._ready[1]
 
     def _fetch(self, part: str, rows: np.ndarray) -> tuple[dict[str, np.ndarray], np.ndarray]:
         features, labels = self.examples(part)

@@ -43,7 +43,6 @@ class Task(abc.ABC):
 
     def __init__(self, sizes: Sizes):
         self.sizes = sizes
-        self._ready: tuple[int, Any] = (0, None)
 
     @functools.cache  # noqa: B019  # it lives as long as the study
     def noise(self, epsilon: float, batch: int) -> float:
@@ -58,26 +57,14 @@ class Task(abc.ABC):
 
     def train(self, epsilon: float, clip: float, batch: int, length: float, seed: int) -> dict[str, Any]:
         """One training's score, and the mean loss of its last steps."""
-        noise, (sampling, model, optimizer) = self.noise(epsilon, batch), self._compiled(batch)
+        noise, sampling = self.noise(epsilon, batch), PoissonSampling(self.units, batch, unit="user")
         keras.utils.set_random_seed(1 + seed)
-        model.set_weights(self.new_model().get_weights())
-        rate = self.rate(length, clip, noise, batch)
-        optimizer.learning_rate, optimizer.l2_norm_clip, optimizer.noise_multiplier = rate, clip, noise
+        model, rate = self.new_model(), self.rate(length, clip, noise, batch)
+        settings = {"l2_norm_clip": clip, "noise_multiplier": noise, "expected_batch_size": batch}
+        self.compile(model, tfdp_rec.LazyDPSGD(rate, dense_optimizer=self.dense_optimizer(), **settings))
         history = model.fit(self.batches(sampling), steps_per_epoch=self.sizes.steps // 4, epochs=4, verbose=0)
         loss = history.history["loss"][-1]
         return {"score": self.score(model), "loss": loss, "rate": rate, "sigma": noise}
-
-    def _compiled(self, batch: int) -> tuple[PoissonSampling, Any, Any]:
-        if self._ready[0] != batch:
-            sampling, model = PoissonSampling(self.units, batch, unit="user"), self.new_model()
-            optimizer = tfdp_rec.LazyDPSGD(
-                1.0, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=batch,
-                dense_optimizer=self.dense_optimizer(),
-            )  # fmt: skip
-            self.compile(model, optimizer)
-            model.prepare(self.batches(sampling).element_spec)
-            self._ready = batch, (sampling, model, optimizer)
-        return self._ready[1]
 
     def dense_optimizer(self) -> Any:
         """Of what is no table."""

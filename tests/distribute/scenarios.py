@@ -601,7 +601,7 @@ def refusals(cluster, dear=False):
         return tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(hidden))
 
     good = functools.cache(lambda: trainer(small))
-    shuffled = tfdp_rec.data.ShuffledEpochs(UNITS, BATCH)
+    in_order = tfdp_rec.data.FixedOrder(UNITS, BATCH)
     checkpoint = tfdp_rec.callbacks.TrainingCheckpoint(tempfile.mkdtemp())
     deserted = Cluster({"worker": ["127.0.0.1:9"], "ps": [cluster.cluster.servers[0]]}).resolver()
     alone = lambda: ParameterServerTrainer(  # noqa: E731
@@ -615,7 +615,7 @@ def refusals(cluster, dear=False):
         "random layer": lambda: trainer(model=dropping),
         "secure": lambda: trainer(optimizer=lambda: plain(secure=True)),
         "no sampling": lambda: trainer(sampling=None),
-        "shuffled": lambda: trainer(sampling=shuffled),
+        "in order": lambda: trainer(sampling=in_order),
         "other data": lambda: trainer(batches=fixed_batches),
         "plain Keras": lambda: trainer(model=lambda: keras.Sequential([keras.layers.Dense(1)])),
         "mixing": lambda: trainer(model=mixing).fit(1, verbose=0),

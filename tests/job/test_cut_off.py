@@ -5,6 +5,7 @@ that it can be cut off at every line of what keeps it.
 """
 
 import contextlib
+import dataclasses
 import errno
 import fcntl
 import json
@@ -14,6 +15,7 @@ import subprocess
 import sys
 import threading
 import time
+import weakref
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +30,7 @@ from job.conftest import train
 from tfdp_rec import interruption
 from tfdp_rec.cli import main
 from tfdp_rec.datasets.logs.items import Items
-from tfdp_rec.job import checkpoint, pipeline, report
+from tfdp_rec.job import budget, checkpoint, pipeline, report
 from tfdp_rec.job.checkpoint import RunCheckpoint
 from tfdp_rec.job.recommenders import private_sums, rehearsal
 from tfdp_rec.job.run import UserSubset
@@ -213,6 +215,27 @@ def test_a_signal_is_heard_while_eigenvectors_are_computed(monkeypatch):
 
 
 # What cannot be, is said before anything is paid.
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_a_stop_that_python_drops_is_heard_before_a_payment(tmp_path):
+    """It came in a callback of a weak reference: ten seconds later the run had paid, and was killed."""
+
+    class Dies:
+        pass
+
+    with Ledger(tmp_path / "ledger.jsonl", "user", Snapshot(100, "user")) as ledger:
+        ledger.note(budget.LABEL, dataclasses.asdict(budget.Budget(8.0, 1e-6)))
+        payment = checkpoint.ReleasePayment([ledger], lambda: None)
+        with interruption.answered():
+            dies = Dies()
+            weakref.finalize(dies, os.kill, os.getpid(), signal.SIGTERM)
+            del dies  # where Python only says that it ignores a KeyboardInterrupt
+            with pytest.raises(KeyboardInterrupt):
+                payment.spend(GaussianDpEvent(5.0), "counts")
+        assert not ledger.paid and interruption.exit_code() == 143
+        payment.spend(GaussianDpEvent(5.0), "counts")
+        assert len(ledger.paid) == 1
 
 
 @pytest.mark.parametrize("mechanism", ["upon-sums", "lazydpsgd"])

@@ -40,9 +40,9 @@ class Reads:
 class Run:
     """A mechanism on one table."""
 
-    def __init__(self, kind, rule, start, rate):
+    def __init__(self, kind, rule, start, rate, **options):
         self.table = keras.Variable(start, name="table")
-        self.optimizer = kind(rate, **BASICS, **OWN[kind], table_rule=rule, noise=KeyedNoise(3))
+        self.optimizer = kind(rate, **{**BASICS, **OWN[kind], **options}, table_rule=rule, noise=KeyedNoise(3))
         self.optimizer.build([self.table], {self.table.path: None})
 
     def step(self, ids, value):
@@ -112,8 +112,7 @@ def test_a_learning_rate_of_nought_still_learns_the_state(rule):
 
 def test_gradients_of_nothing_leave_finite_weights():
     for rule in RULES:
-        run = Run(tfdp_rec.DPSGD, rule, np.ones([ROWS, WIDTH], "float32"), 0.1)
-        run.optimizer.noise_multiplier = 0.0
+        run = Run(tfdp_rec.DPSGD, rule, np.ones([ROWS, WIDTH], "float32"), 0.1, noise_multiplier=0.0)
         run.step([1], 0.0)
         np.testing.assert_array_equal(run.weights, 1.0)
 

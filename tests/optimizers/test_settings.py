@@ -9,5 +9,3 @@ def test_settings_are_not_rounded():
     assert optimizer.l2_norm_clip == 0.3
     assert optimizer.expected_batch_size == 1000.1
     assert optimizer.dp_event().noise_multiplier == 0.9233898
-    optimizer.noise_multiplier = 0.7
-    assert optimizer.noise_multiplier == 0.7

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
+from tfdp_rec.data import FixedOrder
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.privacy import Accountant, BoundedStream, Sampling, epsilon_of, optimised_correlation
 from tfdp_rec.sampling.bounded_stream import Seats
@@ -174,14 +175,11 @@ def test_misuse(changes, reason):
 # What it costs.
 
 
-def test_independent_noise_costs_a_users_participations_where_noise_is_least():
-    gaussian, several = dp_accounting.GaussianDpEvent, dp_accounting.SelfComposedDpEvent
-    of = stream()
-    assert of.compose_history([(gaussian(2.0), 50)]) == several(gaussian(2.0), OFTEN)
-    assert of.compose_history([(gaussian(2.0), 12)]) == several(gaussian(2.0), 3)
-    assert of.compose_history([(gaussian(2.0), 50)], restarts=1) == several(gaussian(2.0), 2 * OFTEN)
-    both = of.compose_history([(gaussian(2.0), 50), (gaussian(1.0), 3)])
-    assert both == dp_accounting.ComposedDpEvent([several(gaussian(1.0), 3), several(gaussian(2.0), 1)])
+@pytest.mark.parametrize("order", [stream(), FixedOrder(20, 5)])
+def test_independent_noise_has_no_price_in_an_order(order):
+    with pytest.raises(ValueError, match="price for planned noise alone"):
+        order.compose_history([(dp_accounting.GaussianDpEvent(2.0), 50)])
+    assert order.compose(dp_accounting.NonPrivateDpEvent(), 5) == dp_accounting.NonPrivateDpEvent()
 
 
 def test_a_plan_of_another_stream_is_refused():

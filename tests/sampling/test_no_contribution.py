@@ -309,7 +309,8 @@ def test_one_definition_in_the_statement_and_on_the_pages():
     said = "contributes nothing"
     root = pathlib.Path(tfdp_rec.__file__).parents[1]
     pages = [(root / "docs" / name).read_text() for name in ("privacy.md", "assumptions.md", "privacy-adafest.md")]
-    accountant = tfdp_rec.privacy.Accountant(tfdp_rec.DPSGD(0.1, **SETTINGS).dp_event(), FixedOrder(9, 3), delta=1e-5)
+    event = tfdp_rec.DPSGD(0.1, **SETTINGS).dp_event()
+    accountant = tfdp_rec.privacy.Accountant(event, PoissonSampling(9, 3), delta=1e-5)
     statement = " ".join(accountant.statement(steps=1).split())
     for text in (statement, schemes.__doc__, *pages):
         assert said in text and "count as empty" not in text and "an empty row" not in text

@@ -5,6 +5,7 @@ import math
 
 import dp_accounting
 import pytest
+from counting import count
 from dp_accounting import (
     ComposedDpEvent,
     GaussianDpEvent,
@@ -18,7 +19,7 @@ from dp_accounting import (
 from tfdp_rec.pricing import composition
 from tfdp_rec.pricing.events import PureDpEvent
 from tfdp_rec.pricing.gaussian_release import noise_of_one_release
-from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs, calibrate_noise, epsilon_of
+from tfdp_rec.privacy import Accountant, FixedOrder, PoissonSampling, calibrate_noise, epsilon_of
 
 DELTA = 1e-6
 USERS = PoissonSampling(num_units=110_794, expected_batch_size=1024, unit="user")
@@ -94,13 +95,14 @@ def test_epsilon_rises_with_steps_and_falls_with_noise():
 
 @pytest.mark.parametrize("event", [NonPrivateDpEvent(), GaussianDpEvent(0.0), ComposedDpEvent([NonPrivateDpEvent()])])
 @pytest.mark.parametrize("by", ["rdp", "pld"])
-@pytest.mark.parametrize("sampling", [USERS, ShuffledEpochs(1000, 10)])
+@pytest.mark.parametrize("sampling", [USERS, FixedOrder(1000, 10)])
 def test_without_a_guarantee_epsilon_is_infinite(event, by, sampling):
     counted = accountant(event, sampling, by)
     assert counted.epsilon(steps=1) == math.inf
     assert counted.max_steps(target_epsilon=100.0) == 0
-    counted.record(event, 1)
-    counted.record(GaussianDpEvent(5.0), 10)
+    count(counted, event, 1)
+    if sampling is USERS:
+        count(counted, GaussianDpEvent(5.0), 10)
     assert counted.epsilon() == math.inf, "one step without a guarantee spoils all"
 
 
@@ -116,8 +118,8 @@ def test_max_steps_after_other_spending_and_other_noise():
     alone = counted.max_steps(4.0)
     counted.spend(GaussianDpEvent(10.0), "popularity counts")
     with_counts = counted.max_steps(4.0)
-    counted.record(GaussianDpEvent(0.9), 300)
-    counted.record(GaussianDpEvent(1.0), 1)
+    count(counted, GaussianDpEvent(0.9), 300)
+    count(counted, GaussianDpEvent(1.0), 1)
     after_loud_steps = counted.max_steps(4.0)
     assert 301 < after_loud_steps < with_counts < alone
     assert counted.epsilon(after_loud_steps) <= 4.0 < counted.epsilon(after_loud_steps + 1)
@@ -126,14 +128,14 @@ def test_max_steps_after_other_spending_and_other_noise():
 def test_max_steps_where_none_fits():
     counted = accountant(GaussianDpEvent(0.3))
     assert counted.max_steps(0.5) == 0
-    counted.record(GaussianDpEvent(0.3), 7)
+    count(counted, GaussianDpEvent(0.3), 7)
     assert counted.max_steps(0.5) == 7
 
 
-def test_a_changed_noise_is_composed_piece_by_piece():
+def test_steps_of_two_noises_are_composed_piece_by_piece():
     counted = accountant(GaussianDpEvent(2.0))
-    counted.record(GaussianDpEvent(2.0), 100)
-    counted.record(GaussianDpEvent(1.0), 50)
+    count(counted, GaussianDpEvent(2.0), 100)
+    count(counted, GaussianDpEvent(1.0), 50)
     library = dp_accounting.rdp.RdpAccountant()
     for noise, steps in ((2.0, 100), (1.0, 50 + 25)):
         library.compose(dp_accounting.PoissonSampledDpEvent(USERS.probability, GaussianDpEvent(noise)), steps)
@@ -150,26 +152,13 @@ def test_spending_once_costs_what_it_costs_alone():
 
 def test_a_state_read_twice_is_counted_once():
     counted, again = accountant(), accountant()
-    counted.record(counted.event, 10)
+    count(counted, counted.event, 10)
     for _ in range(2):
         again.set_state(json.loads(json.dumps(counted.get_state())))
     assert again.steps == 10
-    counted.record(counted.event, 5)
+    count(counted, counted.event, 5)
     again.set_state(counted.get_state())
     assert again.steps == 15
-
-
-def test_steps_recorded_by_hand_are_asserted():
-    counted = accountant()
-    assert "asserted" not in counted.statement(10)
-    counted.record(counted.event, 10)
-    assert "recorded by hand are asserted, not checked" in " ".join(counted.statement().split())
-
-
-def test_restarts_of_shuffled_batches_recorded_by_hand():
-    counted = Accountant(GaussianDpEvent(4.0), ShuffledEpochs(1000, 10), 1e-4, "rdp")
-    counted.record(counted.event, 150, restarts=2)
-    assert counted.ledger().events[-1].count == 2 + 2, "three iterations begun: two of them anew"
 
 
 def test_releases_of_a_person_under_hardly_any_noise_have_no_finite_epsilon():
@@ -199,16 +188,6 @@ def test_a_use_with_an_id_is_counted_once_whichever_program_counts_it():
     assert again.spent_besides == [(GaussianDpEvent(20.0), "counts")]
 
 
-def test_a_state_without_ids_is_on_the_safe_side():
-    """As versions before 0.3 saved it: its uses may be others than those that were counted here."""
-    counted, again = accountant(), accountant()
-    counted.record(counted.event, 10)
-    again.spend(ComposedDpEvent([GaussianDpEvent(20.0)]), "counts")
-    old = counted.get_state() | {"spent": [[{"type": "GaussianDpEvent", "noise_multiplier": 20.0}, "counts"]]}
-    again.set_state(old)
-    assert again.steps == 10 and [label for _, label in again.spent_besides] == ["counts", "counts"]
-
-
 @pytest.mark.parametrize("by", ["rdp", "pld"])
 @pytest.mark.parametrize("event", [GaussianDpEvent(math.inf), LaplaceDpEvent(math.inf), GaussianDpEvent(1e300)])
 def test_noise_without_an_end_is_refused_in_words(event, by):
@@ -226,8 +205,8 @@ def test_a_release_of_any_pure_epsilon_has_a_price(epsilon):
 
 def test_state_survives_json():
     counted = accountant()
-    counted.record(GaussianDpEvent(1.0), 40)
-    counted.record(ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(1.0)]), 2)
+    count(counted, GaussianDpEvent(1.0), 40)
+    count(counted, ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(1.0)]), 2)
     counted.spend(dp_accounting.LaplaceDpEvent(9.0), "how many")
     again = accountant()
     again.set_state(json.loads(json.dumps(counted.get_state())))
@@ -238,7 +217,7 @@ def test_state_survives_json():
     "change, message",
     [
         ({"delta": 1e-7}, "counted for δ"),
-        ({"sampling": ShuffledEpochs(1000, 10).get_state()}, "another sampling"),
+        ({"sampling": FixedOrder(1000, 10).get_state()}, "another sampling"),
         ({"event": {"type": "Wonderful"}}, "Unknown event type"),
     ],
 )
@@ -366,9 +345,3 @@ def test_laplace_steps_are_accounted_for_by_pld_and_never_for_nothing():
     assert counted.epsilon(most) <= 0.5 < counted.epsilon(most + 1)
     noise = calibrate_noise(0.5, 1e-4, sampling, most, make_event=dp_accounting.LaplaceDpEvent)
     assert noise == pytest.approx(4.0, rel=0.02)
-
-
-def test_shuffled_epochs_are_bought_whole():
-    counted = Accountant(GaussianDpEvent(4.0), ShuffledEpochs(1000, 10), 1e-4, "rdp")
-    most = counted.max_steps(3.0)
-    assert most % 100 == 0 and counted.epsilon(most) <= 3.0 < counted.epsilon(most + 1)

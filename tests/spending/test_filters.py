@@ -13,6 +13,7 @@ import keras
 import numpy as np
 import pytest
 from checker import checked
+from counting import count
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from scipy import special, stats
@@ -30,6 +31,7 @@ from tfdp_rec.privacy import (
     PoissonSampling,
     RenyiFilter,
     Snapshot,
+    Unaccounted,
     calibrate_noise,
     epsilon_of,
 )
@@ -563,11 +565,11 @@ def test_an_accountant_claims_the_budget_and_makes_the_steps_that_fit(tmp_path):
     most = accountant.max_steps(3.0)
     assert most == int(1 / limit.used(SAMPLING.compose(GaussianDpEvent(1.0), 1)))
     assert accountant.epsilon() == accountant.epsilon(most) == 3.0 and accountant.epsilon(most + 1) == math.inf
-    accountant.record(GaussianDpEvent(1.0), most - 7)
+    count(accountant, GaussianDpEvent(1.0), most - 7)
     assert accountant.max_steps(3.0) == most
     with pytest.raises(ValueError, match="would exceed it"):
-        accountant.record(GaussianDpEvent(1.0), 8)
-    accountant.record(GaussianDpEvent(1.0), 7)
+        count(accountant, GaussianDpEvent(1.0), 8)
+    count(accountant, GaussianDpEvent(1.0), 7)
     assert accountant.max_steps(3.0) == accountant.steps == most and accountant.max_steps(2.9) == most
     said = " ".join(accountant.statement().split())
     assert "(epsilon = 3, delta = 1e-06)-differential privacy" in said
@@ -596,13 +598,13 @@ def test_another_delta_a_smaller_target_and_steps_without_a_price_are_refused(tm
         assert Accountant(GaussianDpEvent(1.0), SAMPLING, 1e-6, ledger=ledger).max_steps(2.9) == 0
 
 
-def test_history_from_before_a_filter_cannot_be_paid_into_it(tmp_path):
+def test_history_from_before_a_filter_is_not_in_it(tmp_path):
     accountant = under(tmp_path / "ledger.jsonl", RenyiFilter(3.0, 1e-6))
     before = Accountant(GaussianDpEvent(1.0), SAMPLING, 1e-6)
-    before.record(GaussianDpEvent(1.0), 3)
+    count(before, GaussianDpEvent(1.0), 3)
     accountant.set_state(before.get_state())
-    with pytest.raises(ValueError, match="may have decided its budget"):
-        accountant.pay_for_history()
+    with pytest.raises(Unaccounted, match="3 steps were made that"):
+        accountant.epsilon()
     assert accountant.payments.ledger.paid == []
 
 
@@ -698,7 +700,7 @@ def test_the_checker_knows_a_filter(tmp_path):
     path = tmp_path / "ledger.jsonl"
     accountant = under(path, RenyiFilter(3.0, 1e-6))
     accountant.spend(GaussianDpEvent(20.0), "popularity counts")
-    accountant.record(GaussianDpEvent(2.0), 300)
+    count(accountant, GaussianDpEvent(2.0), 300)
     accountant.close()
     assert checked(path, 1e-6, tmp_path) == 3.0
     with pytest.raises(AssertionError):

@@ -14,6 +14,7 @@ from pathlib import Path
 import dp_accounting
 import pytest
 from checker import checked
+from counting import count
 from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.cli import main
@@ -234,21 +235,6 @@ def test_another_unit_adjacency_or_data_is_refused(filled):
             opened(filled, **options)
 
 
-def test_a_ledger_that_says_add_or_remove_one_goes_on_as_zero_out(tmp_path):
-    """As versions before 0.3 wrote it: n is public, so the neighbours and every price are the same."""
-    version_1 = Path(__file__).parent / "version_1" / "ledger.jsonl"
-    path = Path(shutil.copy(version_1, tmp_path))
-    assert '"adjacency":"add-or-remove-one"' in path.read_text()
-    before = read(path).epsilon(1e-4)
-    with Ledger(path, "example", Snapshot(500, "example")) as ledger:
-        assert {paid.adjacency for paid in ledger.paid} == {"zero-out"}
-        assert ledger.epsilon(1e-4) == before
-        ledger.pay(STEP)
-    Ledger(path, "example", Snapshot(500, "example"), "add-or-remove-one").close()  # a program of that version
-    with pytest.raises(BrokenLedger, match="zero-out"):
-        Ledger(path, "example", Snapshot(500, "example"), REPLACE)
-
-
 def test_grown_data_do_not_make_the_past_cheaper(tmp_path):
     """200 steps at q = 0.1, the data grown a hundredfold: the old steps keep their price."""
     path, loud = tmp_path / "ledger.jsonl", dp_accounting.PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
@@ -402,9 +388,9 @@ def test_the_checker_agrees_on_a_training(tmp_path):
     accountant.spend(GaussianDpEvent(20.0), "popularity counts")
     accountant.spend(dp_accounting.LaplaceDpEvent(30.0), "how many")
     accountant.spend(dp_accounting.ComposedDpEvent([GaussianDpEvent(9.0), FailingDpEvent(2e-6)]), "vocabulary")
-    accountant.record(GaussianDpEvent(1.0), 300)
+    count(accountant, GaussianDpEvent(1.0), 300)
     two = dp_accounting.ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(4.0)])
-    accountant.record(two, 200)
+    count(accountant, two, 200)
     epsilon = accountant.epsilon()
     accountant.payments.ledger.close()
     assert checked(path, 1e-5, tmp_path) == pytest.approx(epsilon, rel=1e-6)  # ours adds up what may fail

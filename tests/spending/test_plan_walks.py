@@ -3,7 +3,7 @@
 The oracle follows the noise itself. A release of steps whose noise is independent and all drawn spends each of them
 once, whoever releases it. Noise that is still owed, or that takes back what was added, is drawn for every state anew: a
 release holds the noise of its steps in a sequence; a sequence that another one begins with is within it, and each of
-the others costs its steps once more (a plan whole, at the least noise of all).
+the others costs its steps once more (a plan whole).
 """
 
 import dataclasses
@@ -17,7 +17,7 @@ import pytest
 from tfdp_rec.data import FixedOrder, PoissonSampling
 from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.privacy import Ledger, Snapshot, Use, optimised_correlation
-from tfdp_rec.spending.entries import DRAWN, Entries, Entry, new_id
+from tfdp_rec.spending.entries import Entries, Entry, new_id
 from tfdp_rec.spending.ledger import read
 from tfdp_rec.spending.payments import Payments
 
@@ -72,7 +72,7 @@ class Process:
     def carried(self):
         found = Entries()
         for id, event, steps in self.state.entries:
-            found.extend(id, Entry(event, steps, DRAWN, self.sampling.get_state()))
+            found.extend(id, Entry(event, steps, self.sampling.get_state()))
         for use in self.state.uses:
             found.add(use.entry, use.id)
         return found
@@ -146,8 +146,6 @@ def walked(path, seed, kind):
                 process = process.ledger.close()
             else:
                 process.release(dirs, name, released)
-        elif act < 0.45 and kind == "planned":
-            process.state = dataclasses.replace(process.state, sigma=rng.choice([2.0, 3.0, 4.0]))
         elif act < 0.5:
             process.use()
         elif act < 0.62 and dirs:

@@ -3,22 +3,24 @@
 import copy
 import pickle
 import shutil
-from pathlib import Path
+import types
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from counting import count
 from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
-from tfdp_rec.noise import KeyedNoise
+from tfdp_rec.pricing import events
 from tfdp_rec.privacy import Accountant, BrokenLedger, PoissonSampling, Unaccounted
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import Source
-from tfdp_rec.spending.entries import BY_HAND, Entries, Entry
+from tfdp_rec.spending.entries import Entries, Entry
 from tfdp_rec.spending.ledger import read
+from tfdp_rec.spending.meter import Meter
 
 DELTA, TARGET = 1e-3, 30.0
 SAMPLING = PoissonSampling(num_units=500, expected_batch_size=25)
@@ -59,17 +61,16 @@ def epsilon_of_steps(steps):
 # Receipts.
 
 
-def test_three_models_put_under_a_late_ledger_are_each_paid_for(tmp_path):
+@pytest.mark.parametrize("tell", ["epsilon", "statement"])
+def test_a_model_that_was_trained_before_its_ledger_was_begun_has_no_epsilon(tmp_path, tell):
     """One after another, 986fe75 told 10 steps."""
     for model in [model_of() for _ in range(3)]:
         train(model, 10)
         accountant = accountant_of(model, ledger=tmp_path / "ledger.jsonl")
         with pytest.raises(Unaccounted, match="10 steps were made"):
-            accountant.epsilon()
-        accountant.pay_for_history()
+            getattr(accountant, tell)()
         accountant.close()
-    assert accountant.steps == read(tmp_path / "ledger.jsonl").steps == 30
-    assert accountant.epsilon() == pytest.approx(epsilon_of_steps(30))
+    assert not read(tmp_path / "ledger.jsonl").paid
 
 
 def test_a_model_does_not_hide_behind_the_payments_of_another(tmp_path):
@@ -120,16 +121,6 @@ def test_batches_of_an_equal_sampling_are_not_counted_under_the_payment_of_anoth
     assert int(model.optimizer.iterations) == accountant.steps == read(tmp_path / "ledger.jsonl").steps == 4
 
 
-def test_noise_that_is_set_to_what_it_was_begins_an_entry_that_is_paid_for(tmp_path):
-    accountant, model = accountant_of(ledger=tmp_path / "ledger.jsonl"), model_of()
-    again = keras.callbacks.LambdaCallback(
-        on_train_batch_end=lambda batch, logs: setattr(model.optimizer, "noise_multiplier", 1.0)
-    )
-    train(model, 4, again, PrivacyBudget(accountant, TARGET))
-    assert accountant.steps == read(tmp_path / "ledger.jsonl").steps == 4
-    assert accountant.epsilon() == pytest.approx(epsilon_of_steps(4))
-
-
 def test_a_choice_before_training_is_paid_for_once_however_many_models_use_it(tmp_path):
     from tfdp_rec.optimizers import Preselection
 
@@ -150,31 +141,6 @@ def test_a_choice_before_training_is_paid_for_once_however_many_models_use_it(tm
         model.fit(batches, steps_per_epoch=2, verbose=0, callbacks=[PrivacyBudget(accountant, TARGET)])
     assert accountant.spent_besides == [(GaussianDpEvent(20.0), chosen.label)]
     assert accountant.steps == 4
-
-
-# Ledgers and models of version 0.1.
-
-
-@pytest.fixture
-def version_1(tmp_path):
-    return Path(shutil.copytree(Path(__file__).parent / "version_1", tmp_path / "version_1"))
-
-
-def test_files_of_version_1_load_and_their_steps_are_paid_for_anew(version_1):
-    """The ledger has paid for 7 steps, and 93 of their block came back; nothing says that they are this model's."""
-    first, second = (keras.models.load_model(version_1 / "model.keras") for _ in range(2))
-    with accountant_of(ledger=version_1 / "ledger.jsonl").payments.ledger:
-        pass  # whose total needs no model
-    said = read(version_1 / "ledger.jsonl").epsilon(DELTA, "rdp")
-    assert said == pytest.approx(1.118204, abs=1e-5)  # as version 0.1 said
-    accountant = accountant_of(first, ledger=version_1 / "ledger.jsonl")
-    with pytest.raises(Unaccounted, match="7 steps were made"):
-        accountant.epsilon()
-    accountant.pay_for_history()
-    assert accountant.steps == 14
-    accountant.follow(second)
-    assert accountant.steps == 14  # one history, read twice
-    accountant.close()
 
 
 # A history is the model's.
@@ -283,7 +249,6 @@ def test_a_tensorflow_checkpoint_brings_its_history(tmp_path):
         accountant = accountant_of(model)
         assert (GaussianDpEvent(0.5), 5) in accountant.runs() and accountant.steps == steps + 5
         assert accountant.epsilon() >= accountant_of(other).epsilon()
-        model.optimizer.noise_multiplier = 5.0
         train(model, 2)
         assert accountant.steps == steps + 7
         model.optimizer.iterations.assign_add(3)
@@ -357,87 +322,49 @@ def test_a_plain_model_around_a_private_one_saves_its_history(trained, tmp_path)
     assert other.layers[-1].privacy_history.snapshot().steps == 1
 
 
-# What is paid for late is paid as what it is.
-
-
-def test_history_on_unproven_batches_is_no_payment_for_sampled_ones(tmp_path):
-    """Five steps on all rows were paid for as sampled ones, and the next accountant told ε = 2.3."""
-    model = model_of()
-    x, y = rows(range(500))
-    model.fit(x, y, batch_size=500, epochs=5, verbose=0)
-    accountant = accountant_of(model, ledger=tmp_path / "ledger.jsonl")
-    with pytest.raises(Unaccounted, match="5 steps were made on batches that no sampling drew"):
-        accountant.pay_for_history()
-    accountant.close()
-    assert not read(tmp_path / "ledger.jsonl").paid
-
-
-def test_history_without_a_guarantee_is_not_paid_for(tmp_path):
-    model = model_of(optimizer_of(noise_source=KeyedNoise(7)))
-    train(model, 3)
-    accountant = accountant_of(model, ledger=tmp_path / "ledger.jsonl")
-    with pytest.raises(Unaccounted, match="No payment is made for steps without a guarantee: the noise came from"):
-        accountant.pay_for_history()
-    accountant.close()
-    assert not read(tmp_path / "ledger.jsonl").paid
-
-
-@pytest.mark.parametrize("by", ["history", "fit", "hand"])
-def test_what_was_asserted_is_asserted_to_the_next_accountant_too(tmp_path, by):
-    model, ledger = model_of(), tmp_path / "ledger.jsonl"
-    x, y = rows(range(500))
-    accountant = accountant_of(ledger=ledger, asserted="a nightly job")
-    if by == "hand":
-        accountant.record(GaussianDpEvent(1.0), 2)
-    else:
-        budget = [PrivacyBudget(accountant, 100.0)] if by == "fit" else []
-        model.fit(x, y, batch_size=250, epochs=1, verbose=0, callbacks=budget)
-        accountant.follow(model)
-        accountant.pay_for_history()
-    accountant.close()
-    after = accountant_of(ledger=ledger)
-    assert after.steps == 2 and not after.checked
-    said = " ".join(after.statement().split())
-    assert "carried the proof" not in said and "asserted, not checked" in said
-    after.close()
-
-
 # Steps keep the price that they were made at.
 
 
-def test_steps_that_were_made_keep_their_noise_whoever_writes_the_variable(tmp_path):
-    quiet = model_of(optimizer_of(noise=4.0))
+@pytest.mark.parametrize("way", ["restore", "load", "variables"])
+def test_no_file_changes_what_an_optimizer_was_made_with(tmp_path, way):
+    """Restored into a variable, the noise was another than the price's: a step was refused."""
+    quiet, loud = model_of(optimizer_of(noise=4.0)), model_of(optimizer_of(noise=0.5))
     train(quiet, 1)
-    checkpoint = tf.train.Checkpoint(optimizer=quiet.optimizer).write(str(tmp_path / "quiet"))
-    model = model_of(optimizer_of(noise=0.5))
-    train(model, 10)
-    accountant = accountant_of(model)
-    before = accountant.epsilon()
-    tf.train.Checkpoint(optimizer=model.optimizer).restore(checkpoint)
-    assert model.optimizer.noise_multiplier == 4.0
-    assert accountant.epsilon() == before and accountant.runs() == [(GaussianDpEvent(0.5), 10)]
-    with pytest.raises(REFUSED, match="variables changed its noise"):
-        train(model, 1)
-    model.optimizer.noise_multiplier = model.optimizer.noise_multiplier
-    train(model, 2)
-    assert accountant.runs() == [(GaussianDpEvent(0.5), 10), (GaussianDpEvent(4.0), 2)]
+    train(loud, 10)
+    before = accountant_of(loud).epsilon()
+    if way == "restore":
+        checkpoint = tf.train.Checkpoint(optimizer=quiet.optimizer).write(str(tmp_path / "quiet"))
+        tf.train.Checkpoint(optimizer=loud.optimizer).restore(checkpoint)
+    elif way == "load":
+        store = {}
+        quiet.optimizer.save_own_variables(store)
+        loud.optimizer.load_own_variables(store)
+    else:
+        for variable, other in zip(loud.optimizer.variables, quiet.optimizer.variables):
+            variable.assign(other)
+    accountant = accountant_of(loud)
+    assert loud.optimizer.noise_multiplier == 0.5 and accountant.epsilon() == before
+    train(loud, 2)
+    assert accountant.runs() == [(GaussianDpEvent(0.5), 12)]
 
 
-def test_every_setting_that_decides_the_price_is_watched():
-    own = {"contribution_clip": 1.0, "contribution_noise_multiplier": 5.0, "threshold": 5.0}
-    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 25}
-    for optimizer, names in (
-        (tfdp_rec.AdaFEST(0.1, **own, **settings), {"noise_multiplier", "contribution_noise_multiplier"}),
-        (optimizer_of(), {"noise_multiplier"}),
-    ):
-        before, watched = optimizer.dp_event(), set()
-        for variable in optimizer.variables:
-            if variable.dtype == "float64":
-                value = variable.numpy()
-                variable.assign(value * 3)
-                watched |= {variable.name.split("/")[-1]} if optimizer.dp_event() != before else set()
-                variable.assign(value)
-        assert watched == names and len(optimizer.price_settings) == len(names)
+@pytest.mark.parametrize("name", ["noise_multiplier", "l2_norm_clip", "expected_batch_size"])
+def test_what_decides_a_price_is_fixed(name):
+    """Steps were told at the noise of their time, by a record of its changes."""
+    optimizer = optimizer_of()
+    for change in (lambda: setattr(optimizer, name, 3.0), lambda: setattr(model_of(optimizer).optimizer, name, 3.0)):
+        with pytest.raises(AttributeError, match=f"{name} of a DPSGD is fixed"):
+            change()
+    assert optimizer.get_config()[name] == getattr(optimizer_of(), name)
+
+
+@pytest.mark.parametrize("given", ["epsilon", "noise_multiplier"])
+def test_an_optimizer_that_costs_more_than_its_plan_is_refused(given):
+    """A count of steps is no bound on epsilon: 20 planned for 2.0 cost 9.49, fifteen of them at a noise of .5."""
+    plan = tfdp_rec.PrivatePlan(sampling=SAMPLING, delta=DELTA, steps=6, accountant="rdp", **{given: 2.0})
+    with pytest.raises(ValueError, match="costs more than the plan's"):
+        optimizer_of(noise=None, noise_multiplier=plan.noise_multiplier / 4, plan=plan)
+    assert optimizer_of(noise=None, noise_multiplier=plan.noise_multiplier * 2, plan=plan).step_limit is not None
 
 
 # What no ε covers is said.
@@ -570,28 +497,6 @@ def test_an_interrupted_fit_leaves_a_plan_a_limit_for_its_other_optimizers():
     assert plan.accountant.steps == 6 and plan.accountant.epsilon() <= 2.0
 
 
-@pytest.mark.parametrize("how", ["set", "restored"])
-def test_steps_that_cost_more_than_planned_are_made_under_a_budget_alone(how):
-    """A count of steps is no bound on ε: 20 planned for 2.0 cost 9.49, fifteen of them at σ = 0.5."""
-    plan = plan_of(6)
-    model = model_of(optimizer_of(noise=None, plan=plan))
-    drawn = iter(plan.batches(rows))
-    model.train_on_batch(next(drawn))
-    if how == "set":
-        model.optimizer.noise_multiplier = plan.noise_multiplier / 4
-    else:
-        store = {}
-        other = optimizer_of(noise=None, noise_multiplier=plan.noise_multiplier / 4)
-        other.build(model.trainable_variables, {})
-        other.save_own_variables(store)
-        model.optimizer.load_own_variables(store)
-    with pytest.raises(REFUSED, match="privacy budget is spent"):
-        model.train_on_batch(next(drawn))
-    with pytest.raises(ValueError, match="would exceed the budget"):
-        model.fit(plan.batches(rows), steps_per_epoch=6, verbose=0)
-    assert plan.accountant.steps == 1 and plan.accountant.epsilon() <= 2.0
-
-
 # A statement of a ledger that is gone.
 
 
@@ -617,7 +522,7 @@ def test_no_statement_says_that_a_ledger_paid_which_is_gone(tmp_path):
 
 
 def by_hand(steps):
-    return Entry(GaussianDpEvent(1.0), steps, BY_HAND, SAMPLING.get_state())
+    return Entry(GaussianDpEvent(1.0), steps, SAMPLING.get_state())
 
 
 def of_another_sampling(model, accountant):
@@ -637,12 +542,10 @@ def of_shared_weights(model, accountant):
 
 
 ELSE = {
-    "noise": lambda model, accountant: setattr(model.optimizer, "noise_multiplier", 2.0),
     "another sampling": of_another_sampling,
     "elsewhere": lambda model, accountant: model.privacy_history.add_entry(by_hand(1)),
-    "told": lambda model, accountant: accountant.record(GaussianDpEvent(1.0), 1),
+    "told": lambda model, accountant: count(accountant, GaussianDpEvent(1.0), 1),
     "spent": lambda model, accountant: accountant.spend(GaussianDpEvent(5.0), "counts"),
-    "begun again": lambda model, accountant: model.privacy_history._begun.assign_add(1),
     "another model": of_another_model,
     "shared weights": of_shared_weights,
 }
@@ -689,7 +592,7 @@ def test_a_budget_looks_at_every_step_of_another_model_that_its_accountant_follo
 def test_entries_are_merged_by_the_larger_count():
     one, two = Entries(), Entries()
     for entries, steps in ((one, 5), (two, 7), (one, 6)):
-        entries.add(Entry(GaussianDpEvent(1.0), steps, BY_HAND), "same")
+        entries.add(Entry(GaussianDpEvent(1.0), steps), "same")
     one.merge(two)
     one.merge(two)
     assert one.steps == 7 and Entries.loads(one.dumps()).steps == 7
@@ -763,3 +666,26 @@ def test_a_frozen_table_of_a_privately_trained_model_is_read_by_another():
         model.compile(tfdp_rec.LazyDPSGD(0.1, **settings), "mse")
         model.fit(SAMPLING.batches(fetch), steps_per_epoch=2, verbose=0)
     assert accountant_of(model).steps == 2 + 2
+
+
+# A payment is for the steps that it names.
+
+
+@pytest.mark.parametrize("difference", ["none", "sampling", "settings"])
+def test_a_payment_is_for_steps_of_its_sampling_alone(tmp_path, difference):
+    """A cheaper sampling's payment, and one for steps of which something else was said, pay for no step."""
+    accountant, meter = accountant_of(ledger=tmp_path / "ledger.jsonl"), Meter()
+    step, drawn = GaussianDpEvent(1.0), PoissonSampling(500, 50 if difference == "sampling" else 25)
+    said = {"asserted": "a nightly job"} if difference == "settings" else {}
+    settings = {"step": events.to_json(step), "sampling": SAMPLING.get_state(), **said}
+    sampled = SAMPLING.compose(step, 1).event
+    accountant.payments.ledger.pay(sampled, 4, "training", settings, steps=4, id="0123")
+    meter.add_entry(Entry(step, 4, drawn.get_state()), "0123")
+    accountant.follow(types.SimpleNamespace(privacy_history=meter))
+    if difference == "none":
+        assert accountant.epsilon() == pytest.approx(epsilon_of_steps(4)) and accountant.steps == 4
+    else:
+        with pytest.raises(Unaccounted, match="4 steps were made that"):
+            accountant.epsilon()
+    assert accountant.payments.ledger.epsilon(DELTA, "rdp") == pytest.approx(epsilon_of_steps(4))
+    accountant.close()

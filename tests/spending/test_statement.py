@@ -6,7 +6,7 @@ import sys
 import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
-from tfdp_rec.privacy import Accountant, PoissonSampling, ShuffledEpochs
+from tfdp_rec.privacy import Accountant, PoissonSampling
 from tfdp_rec.spending.statement import rounded_up
 
 USERS = PoissonSampling(num_units=110_794, expected_batch_size=1024, unit="user")
@@ -44,13 +44,6 @@ def test_tf_privacy_agrees(by, steps):
 def test_the_import_switch_is_left_as_it_was():
     Accountant(GaussianDpEvent(1.1), USERS, 1e-6, "rdp").statement(10)
     assert not hasattr(sys, "skip_tf_privacy_import")
-
-
-def test_shuffled_data_is_stated_as_shuffled():
-    accountant = Accountant(GaussianDpEvent(4.0), ShuffledEpochs(1000, 10), 1e-4, "rdp")
-    text = accountant.statement(steps=250)
-    assert "zero-out" in text and "no amplification" in text and "TF Privacy" not in text
-    assert f"epsilon = {rounded_up(accountant.epsilon(250)):g}" in text
 
 
 def test_no_guarantee_is_said_plainly():

@@ -48,7 +48,7 @@ def table(model):
 
 
 def accounted(model):
-    accountant = Accountant(dp_accounting.GaussianDpEvent(1.0), PoissonSampling(1000, BATCH), 1e-4, asserted="a test")
+    accountant = Accountant(dp_accounting.GaussianDpEvent(1.0), PoissonSampling(1000, BATCH), 1e-4)
     accountant.follow(model)
     return accountant
 
@@ -221,7 +221,7 @@ def test_a_plan_that_refuses_the_optimizer_leaves_the_second_model_as_it_was():
     first, other = model_of(), model_of(MORE)
     first.compile(tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, plan=plan), "mse")
     train(first, batches(1))
-    first.optimizer.noise_multiplier = plan.noise_multiplier * 0.9
+    plan.make_event = lambda noise: dp_accounting.GaussianDpEvent(1.1 * noise)
     before = table(other)
     for _ in range(2):  # the second time it is no compiled model either
         with pytest.raises(ValueError, match="costs more than the plan's"):

@@ -3,7 +3,7 @@
 - ε never exceeds the target, not by one step: a step is counted before it runs, and training stops while the next one
   (the next `steps_per_execution`, which Keras runs as one) would not fit any more.
 - Until the fit ends, the step itself refuses to be one too many, also in a callback, or of another price: on other
-  batches, by another optimizer, after a change of settings, by another model on shared weights.
+  batches, by another optimizer, by another model on shared weights.
 - With a ledger, steps are paid for in it before they run, in blocks (`spending.payments`).
 - The count is the model's own meter (`spending.meter`), with interrupted, restored and earlier steps.
 - The accountant is asked when something else than a step of this fit has happened, not at every step: at most 15 Python
@@ -30,13 +30,11 @@ _MADE = operator.attrgetter("made")
 class PrivacyBudget(keras.callbacks.Callback):
     """Counts the steps of `fit` in an accountant and stops when the next would exceed the budget.
 
-    Follows changes of the optimizer's noise, which must not depend on the data; adds `epsilon` to an epoch's logs.
+    Adds `epsilon` to an epoch's logs.
 
     Args:
         accountant: Accountant that follows the model from here on; its `sampling` drew the batches of this fit.
         target_epsilon: Budget, at the accountant's δ.
-        check_sampling: Whether batches that `accountant.sampling` did not draw are refused. Turn it off only if other
-            means sample them in the same way; better, name these: `Accountant(..., asserted="...")`.
         steps: Largest number of steps of the accountant in all, whatever ε allows; None for no such limit.
 
     Raises:
@@ -56,9 +54,7 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     keeps_budget = True  # a fit whose callbacks have one is not given that of the optimizer's plan
 
-    def __init__(
-        self, accountant: Accountant, target_epsilon: float, check_sampling: bool = True, steps: int | None = None
-    ):
+    def __init__(self, accountant: Accountant, target_epsilon: float, *, steps: int | None = None):
         super().__init__()
         if not isinstance(accountant, Accountant):
             raise TypeError(f"accountant must be a tfdp_rec.privacy.Accountant, got {accountant!r}.")
@@ -66,18 +62,13 @@ class PrivacyBudget(keras.callbacks.Callback):
             raise ValueError(f"target_epsilon must be positive, got {target_epsilon!r}.")
         self.accountant = accountant
         self.target_epsilon = target_epsilon
-        self.check_sampling, self.steps = check_sampling, steps
-        if not check_sampling and not accountant.asserted:
-            accountant.asserted = "check_sampling=False"
+        self.steps = steps
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:
         if not hasattr(self.model.optimizer, "privacy_history"):
             raise TypeError(
                 f"PrivacyBudget needs a private optimizer such as tfdp_rec.DPSGD, got {self.model.optimizer!r}."
             )
-        if self.accountant.asserted:
-            sampling = self.accountant.sampling.get_state()
-            self.model.optimizer.privacy_history.asserts(sampling, of_fit=True)
         self.accountant.follow(self.model)
         self.accountant.give_back_unused()  # what a fit that was cut off left open: each is paid for by itself
         self._check_source()
@@ -85,9 +76,6 @@ class PrivacyBudget(keras.callbacks.Callback):
         for use in getattr(self.model.optimizer, "events_before_training", list)():
             if not self.accountant.has_spent(use):
                 self.accountant.spend(use[0], use[1], use.id)
-        # Number of iterations of the batches that this fit may begin: under shuffling each costs as much as an epoch.
-        self.accountant.restarts_ahead = 1 if self.params.get("steps") else max(1, int(self.params.get("epochs") or 1))
-        self._foreseen = self.accountant.begun + self.accountant.restarts_ahead
         self._basis: Any = None
         self._priced: Any = None
         self.ended_fit, self._last_epoch = False, False
@@ -119,7 +107,6 @@ class PrivacyBudget(keras.callbacks.Callback):
             logs["epsilon"] = self.accountant.epsilon()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self.accountant.restarts_ahead = 0
         self.accountant.give_back_unused()
         self.model.optimizer.privacy_history.allow(None)
         if self.model.optimizer.plan is not None:  # for loops that call callbacks by hand; `fit` does it at any end
@@ -127,19 +114,16 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def _check_source(self) -> None:
         source = getattr(self.model, "feeding", None) or Source()
-        void = void_of(self.model.optimizer, source)
-        if void:
-            raise ValueError(f"No budget can be kept, since {void}: epsilon is infinite.")
-        if not self.check_sampling or self.accountant.asserted:
-            return
         if source.sampling is None:
             raise ValueError(
                 "The data of this fit carry no proof that they were sampled (no sampling drew them, or a map dropped "
-                "it), and amplification is claimed only for batches that a sampling drew. After make_private call "
+                "it), and epsilon is claimed only for batches that a sampling drew. After make_private call "
                 "private.fit(); with a PrivatePlan fit on plan.batches(fetch), else on "
-                "accountant.sampling.batches(fetch). If they are sampled just so by other means, say by which: "
-                "Accountant(..., asserted='...')."
+                "accountant.sampling.batches(fetch)."
             )
+        void = void_of(self.model.optimizer, source)
+        if void:
+            raise ValueError(f"No budget can be kept, since {void}: epsilon is infinite.")
         if source.sampling is not self.accountant.sampling:
             raise ValueError(
                 f"The data of this fit were drawn by another sampling ({source.sampling.describe()}) than the "
@@ -155,21 +139,17 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def _state(self, meter: Meter) -> Any:
         # All that the price depends on and that steps of this fit leave as it is.
-        return Changes.made, self.target_epsilon, meter.begun, [*map(_MADE, self._others)]
+        return Changes.made, self.target_epsilon, [*map(_MADE, self._others)]
 
     def _price(self) -> None:
-        # The most steps that may be made, under the optimizer's present noise.
+        # The most steps that may be made.
         accountant, self._optimizer = self.accountant, self.model.optimizer
         self._others = [each for each in accountant.meters if each is not self._optimizer.privacy_history]
         accountant.refuse()
         event, runs = self._optimizer.dp_event(), accountant.runs()
-        if event != accountant.event:
-            accountant.record(event, 0)
+        accountant.set_event(event)
         before = runs[:-1] if runs and runs[-1][0] == event else runs
-        if accountant.begun > self._foreseen:  # by other models, which got draws that this one would have followed
-            accountant.restarts_ahead = max(2, accountant.restarts_ahead)
-            self._foreseen = accountant.begun + accountant.restarts_ahead
-        basis = (event, before, accountant.spent_besides, accountant.void, self.target_epsilon, self._foreseen)
+        basis = (event, before, accountant.spent_besides, accountant.void, self.target_epsilon)
         if basis != self._basis:  # otherwise more of the same was made
             most = accountant.max_steps(self.target_epsilon)
             self._basis, self._limit = basis, most if self.steps is None else min(most, self.steps)
@@ -183,10 +163,8 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def _allow(self) -> None:
         # The graph of the step refuses a step beyond the budget, of another price, or not paid for.
-        meter, accountant = self._optimizer.privacy_history, self.accountant
-        epochs = [accountant.sampling.compose_history([(accountant.event, 10**6)], restarts) for restarts in (0, 1)]
-        begun = None if epochs[0] == epochs[1] else max(0, self._foreseen - accountant.begun)
-        meter.allow(max(0, min(self._paid, self._most) - meter.made), self._optimizer, self._origin, begun)
+        meter = self._optimizer.privacy_history
+        meter.allow(max(0, min(self._paid, self._most) - meter.made), self._optimizer, self._origin)
 
     @property
     def _origin(self) -> str | None:

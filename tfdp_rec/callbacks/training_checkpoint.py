@@ -359,7 +359,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                         _fill(variables[name], shapes[name], file)
 
             pending = [name for name in shapes if name.startswith("ledger/")]
-            with optimizer.privacy_history.repricing(optimizer):
+            with optimizer.privacy_history.changing_plan(optimizer):
                 with optimizer.restoring_pending():
                     fill(pending)
                 fill(name for name in shapes if name not in pending)
@@ -467,7 +467,7 @@ def _private_optimizer(model: Any) -> PrivateOptimizer:
 
 def _identity(model: Any, optimizer: PrivateOptimizer) -> dict[str, Any]:
     # What must be the same when training continues: mechanism, constructor's settings, weights' shapes.
-    config = {**optimizer.get_config(), **optimizer.constructed_with}
+    config = optimizer.get_config()
     weights = model.trainable_variables
     return {
         "mechanism": keras.saving.get_registered_name(type(optimizer)),
@@ -546,8 +546,6 @@ def _refuse_difference(what: str, theirs: Any, mine: Any) -> None:
         return
     if isinstance(theirs, dict) and isinstance(mine, dict):
         keys = [k for k in {**theirs, **mine} if theirs.get(k) != mine.get(k)]
-        if not keys:
-            return  # an older version had no such setting, and here it is left out
         difference = "; ".join(f"{k}: {theirs.get(k)} in the checkpoint, {mine.get(k)} here" for k in keys)
     else:
         difference = f"{theirs} in the checkpoint, {mine} here"

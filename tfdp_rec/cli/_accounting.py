@@ -6,7 +6,7 @@ import argparse
 
 from dp_accounting import DpEvent, GaussianDpEvent
 
-from tfdp_rec.sampling.schemes import PoissonSampling, ShuffledEpochs
+from tfdp_rec.sampling.schemes import PoissonSampling
 from tfdp_rec.settings import whole
 from tfdp_rec.spending.accountant import Accountant
 from tfdp_rec.spending.statement import rounded_up
@@ -21,17 +21,15 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=whole, required=True, metavar="T", help="training steps")
     add("--delta", type=float, metavar="D", help="delta, at most 1/N (default: 1/(10 N))")
     add("--unit", default="user", help='name of a unit (default "user")')
-    add("--shuffled", action="store_true", help="batches come from shuffled epochs, not from Poisson sampling")
     add("--rdp", action="store_true", help="account with Renyi DP: faster, a little larger")
     add("--allow-large-delta", action="store_true", help="accept a delta above 1/N")
 
 
 def accountant_of(event: DpEvent, args: argparse.Namespace) -> Accountant:
     """An accountant of steps of this event, which was charged with --also."""
-    scheme = ShuffledEpochs if args.shuffled else PoissonSampling
     delta = 0.1 / args.units if args.delta is None else args.delta
-    sampling, method = scheme(args.units, args.batch_size, unit=args.unit), "rdp" if args.rdp else "pld"
-    accountant = Accountant(event, sampling, delta, method, args.allow_large_delta)
+    sampling = PoissonSampling(args.units, args.batch_size, unit=args.unit)
+    accountant = Accountant(event, sampling, delta, "rdp" if args.rdp else "pld", args.allow_large_delta)
     for noise in args.also:
         accountant.spend(GaussianDpEvent(noise), "besides training")
     return accountant
@@ -39,8 +37,6 @@ def accountant_of(event: DpEvent, args: argparse.Namespace) -> Accountant:
 
 def in_words(epsilon: float, accountant: Accountant) -> str:
     """ε with its δ, method and sampling, for a line of output."""
-    sampling, how = accountant.sampling, "shuffled epochs, no amplification"
-    if isinstance(sampling, PoissonSampling):
-        how = f"Poisson sampling, q = {sampling.probability:.4g}"
+    how = f"Poisson sampling, q = {accountant.sampling.expected_batch_size / accountant.sampling.num_units:.4g}"
     method = accountant.accountant.upper()
     return f"epsilon = {rounded_up(epsilon):g} at delta = {accountant.delta:g} ({method}, {how})"

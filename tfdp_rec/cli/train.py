@@ -140,12 +140,6 @@ def _checked(args: argparse.Namespace, before: JobSettings) -> JobSettings:
 def _refuse_release(settings: JobSettings, continues: bool) -> None:
     """A recommender that cannot leave the run."""
     released = names.released(settings.mechanism, settings.export)
-    if names.named(released).claims_epsilon and not names.is_paid(released, settings.sampling == SHUFFLED):
-        others = " or ".join(each.name for each in names.IN_ORDER)
-        raise ValueError(
-            f"--sampling shuffled releases planned noise alone, which a ledger can pay for: {released} has noise of "
-            f"its own in each step. Take --mechanism {others}, or --export another."
-        )
     planned = released in [each.name for each in names.IN_ORDER]
     trained = names.is_trained(released) and names.named(released).claims_epsilon
     added = released == names.spectral.name or trained and not planned
@@ -174,7 +168,15 @@ def _refuse_untrained(settings: JobSettings) -> None:
                     f"--mechanism {upon} predicts what comes next, in one process, with users drawn anew for each "
                     f"batch: it does not go with {option}."
                 )
-    planned = [each.name for each in names.IN_ORDER if each.name in settings.mechanism]
+    in_order = [each.name for each in names.IN_ORDER]
+    planned = [name for name in in_order if name in settings.mechanism]
+    priced = [name for name in settings.mechanism if names.is_trained(name) and names.named(name).claims_epsilon]
+    others = [name for name in priced if name not in planned]
+    if others and settings.sampling == SHUFFLED:
+        raise ValueError(
+            f"--sampling shuffled has a price for planned noise alone, and {others[0]} has noise of its own in each "
+            f"step: take --mechanism {' or '.join(in_order)}."
+        )
     if planned and settings.sampling == POISSON:
         elsewhere = f", without --{settings.servers}" if settings.servers else ""
         raise ValueError(

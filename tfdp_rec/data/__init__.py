@@ -10,10 +10,10 @@ from tfdp_rec.datasets.padded import padded
 from tfdp_rec.datasets.timelines import Timelines
 from tfdp_rec.sampling.bounded_stream import BoundedStream
 from tfdp_rec.sampling.orders import FixedOrder
-from tfdp_rec.sampling.schemes import PoissonSampling, Sampling, ShuffledEpochs
+from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
 from tfdp_rec.training.lookahead import lookahead
 
 __all__ = [
     "BoundedStream", "FixedOrder", "Interactions", "Items", "NextItemExamples", "PoissonSampling", "Sampling",
-    "ShuffledEpochs", "Timelines", "lookahead", "mind", "movielens", "padded", "synthetic",
+    "Timelines", "lookahead", "mind", "movielens", "padded", "synthetic",
 ]  # fmt: skip

@@ -17,7 +17,7 @@ import dp_accounting
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.sampling.schemes import PoissonSampling
 from tfdp_rec.spending.accountant import Unaccounted
-from tfdp_rec.spending.entries import UNPROVEN, Entries
+from tfdp_rec.spending.entries import Entries
 from tfdp_rec.spending.ledger import Ledger, Mark, Snapshot
 from tfdp_rec.spending.payments import Payments
 
@@ -100,7 +100,7 @@ class Attempts:
             return
         entries = dict(history.items())
         unpaid = [entries[id] for id in self._payments.unpaid(history)]
-        lacking = [entry for entry in unpaid if not entry.void and entry.origin != UNPROVEN]  # these have no ε anyway
+        lacking = [entry for entry in unpaid if not entry.void]  # those have no ε anyway
         if lacking:
             what = ", ".join(entry.label or f"{entry.steps} steps" for entry in lacking[:3])
             raise Unaccounted(

@@ -11,7 +11,7 @@ step a reader sees both gradient and noise or neither, whether or not the step t
 has nothing for a server lands there too. Steps may land in different orders on different servers; why that costs no
 privacy is in docs/scaling-semantics.md.
 
-The optimizer's variables (marks, totals, clock, velocities, settings, the generator of the noise) live on the server.
+The optimizer's variables (marks, totals, clock, velocities, the generator of the noise) live on the server.
 The key of the noise comes from the operating system of that machine and never leaves it.
 """
 
@@ -35,9 +35,6 @@ from tfdp_rec.optimizers import LazyDPSGD, PrivateOptimizer
 from tfdp_rec.optimizers.checks import regularizer_decay
 from tfdp_rec.optimizers.lazy.pending import History
 from tfdp_rec.refused import NotPrivate
-
-SETTINGS = ("l2_norm_clip", "noise_multiplier", "expected_batch_size", "learning_rate")
-"""What travels with every step, in this order, float64: a change reaches each step whole."""
 
 
 class ServedHistory(History):
@@ -143,13 +140,13 @@ class ParameterServer:
             found[path] = tf.gather(resource(shard), own)
         return found
 
-    def _land(self, gradients: Mapping[str, Any], settings: tf.Tensor, regularization: Mapping[str, tf.Tensor]) -> None:
+    def _land(self, gradients: Mapping[str, Any], rate: tf.Tensor, regularization: Mapping[str, tf.Tensor]) -> None:
         own = self.optimizer
-        given = dict(zip(SETTINGS, tf.unstack(settings)))
-        own.take(given)
+        own.take_rate(rate)
         nothing = tf.zeros([0])
         found = {path: tf.IndexedSlices(*g) if isinstance(g, tuple) else g for path, g in gradients.items()}
-        own.apply(ClippedSum(found, nothing, given["l2_norm_clip"], nothing), regularization=regularization)
+        clip = tf.constant(own.l2_norm_clip, tf.float64)
+        own.apply(ClippedSum(found, nothing, clip, nothing), regularization=regularization)
 
 
 # Noise.

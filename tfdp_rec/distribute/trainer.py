@@ -25,7 +25,7 @@ from tfdp_rec.distribute.attempts import opened
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.cluster import Cluster
 from tfdp_rec.distribute.connection import Watch, connect, servers_alive
-from tfdp_rec.distribute.parameter_server import SETTINGS, refuse_unserved
+from tfdp_rec.distribute.parameter_server import refuse_unserved
 from tfdp_rec.distribute.served_model import ServedModel
 from tfdp_rec.distribute.worker_step import Made, WorkerStep
 from tfdp_rec.keras_internals import iterator_spec, layers_within, learning_rate_of, random_states, schedule
@@ -204,18 +204,18 @@ class ParameterServerTrainer:
     def _make_step(self) -> None:
         served = self._served
         make = WorkerStep(served.model.private_step, served.tables, served.servers, served.reader)
-        function = tf.function(lambda iterator, settings: make(next(iterator), settings), autograph=False)
+        function = tf.function(lambda iterator, rate: make(next(iterator), rate), autograph=False)
         make_data = tf.function(self._dataset_fn, autograph=False)
         self._dataset = self._coordinator.create_per_worker_dataset(make_data)
         self._iterator = iter(self._dataset)
         spec = iterator_spec(self._iterator)
         # Not under the strategy's scope: variables are updated where they are, which is nothing to the strategy.
-        self._step = function.get_concrete_function(spec, tf.TensorSpec([len(SETTINGS)], tf.float64))
+        self._step = function.get_concrete_function(spec, tf.TensorSpec([], tf.float64))
 
     def _make_checkpoints(self, directory: str | None) -> Checkpoints | None:
         if directory is None:
             return None
-        config = {**self._optimizer.get_config(), **self._optimizer.constructed_with}
+        config = self._optimizer.get_config()
         identity = {
             "format": "tfdp_rec cluster checkpoint, not a model to release: rows may still owe noise",
             "mechanism": keras.saving.get_registered_name(type(self._optimizer)),
@@ -354,11 +354,11 @@ class ParameterServerTrainer:
         with self._between_rounds, self._counted():
             block = self._attempts.reserve(self._event(), number)
             self._progress.total = np.zeros(2)
-            settings = tf.constant(self._settings(), tf.float64)
+            rate = tf.constant(self._rate(), tf.float64)
 
             def attempt(iterator: Any) -> None:
                 if self._attempts.take(block):
-                    self._progress.add(*Made.of(self._step(iterator, settings).numpy()))
+                    self._progress.add(*Made.of(self._step(iterator, rate).numpy()))
 
             # Scheduling an attempt raises what an earlier one has failed of.
             with refusals_in_words(), servers_alive():
@@ -410,11 +410,9 @@ class ParameterServerTrainer:
             return dp_accounting.NonPrivateDpEvent()
         return self._optimizer.dp_event()
 
-    def _settings(self) -> list[float]:
-        optimizer = self._optimizer
-        rate = learning_rate_of(optimizer)
-        rate = float(rate.numpy()) if isinstance(rate, keras.Variable) else 0.0  # a schedule is the servers' own
-        return [optimizer.l2_norm_clip, optimizer.noise_multiplier, optimizer.expected_batch_size, rate]
+    def _rate(self) -> float:
+        rate = learning_rate_of(self._optimizer)
+        return float(rate.numpy()) if isinstance(rate, keras.Variable) else 0.0  # a schedule is the servers' own
 
     # Release.
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.distribute.parameter_server import SETTINGS, ParameterServer
+from tfdp_rec.distribute.parameter_server import ParameterServer
 from tfdp_rec.distribute.served_table import ServedTable, fetched
 from tfdp_rec.optimizers.checks import refuse_data_beside_the_sum
 from tfdp_rec.optimizers.tables import distinct_rows
@@ -32,20 +32,20 @@ class WorkerStep:
     ):
         self._step, self._tables, self._servers, self._reader = step, tables, servers, reader
 
-    def __call__(self, data: Any, settings: tf.Tensor) -> tf.Tensor:
+    def __call__(self, data: Any, rate: tf.Tensor) -> tf.Tensor:
         """Makes the step; returns what `Made.of` reads, int64, in one message to the coordinator."""
         shared = self._step.model.shared_inputs
         numbers, batch = draw_numbers(data), Batch.from_data(check_rows(data, shared), shared)
         with tf.control_dependencies(batch.tensors):
             with fetched(self._tables, self._reader(batch.examples)):
-                clip = tf.cast(settings[SETTINGS.index("l2_norm_clip")], tf.float32)
+                clip = tf.constant(self._step.model.optimizer.l2_norm_clip, tf.float32)
                 clipped = self._step.clipped_sum(batch, clip)
             with tf.control_dependencies([clipped.norms]):
-                self._send(clipped.gradients, settings)
+                self._send(clipped.gradients, rate)
             losses = tf.cast(tf.stack(finite_loss(clipped)), tf.float64)
             return tf.concat([numbers, tf.bitcast(losses, tf.int64)], axis=0)
 
-    def _send(self, gradients: Mapping[str, Any], settings: tf.Tensor) -> None:
+    def _send(self, gradients: Mapping[str, Any], rate: tf.Tensor) -> None:
         parts: dict[ParameterServer, dict[str, Any]] = {server: {} for server in self._servers}
         for path, gradient in gradients.items():
             for server, part in self._split(path, gradient):
@@ -55,7 +55,7 @@ class WorkerStep:
         regularization = self._step.regularization()
         for server, part in parts.items():
             own = {path: gradient for path, gradient in regularization.items() if path in server.paths}
-            server.land(part, settings, own)
+            server.land(part, rate, own)
 
     def _split(self, path: str, gradient: Any) -> list[tuple[ParameterServer, Any]]:
         """Each server's part: (values, rows) of a table, or a dense gradient."""

@@ -74,6 +74,7 @@ class ReleasePayment:
 
     def spend(self, event: DpEvent, label: str) -> None:
         """Pays, durably; the log may be looked at once this has returned."""
+        interruption.raise_if_asked()
         with interruption.deferred():  # else a payment could stand in a ledger that is never given back
             for ledger in self.ledgers:
                 due = Budget.of(ledger).due(ledger, event, label)

@@ -39,7 +39,7 @@ from tfdp_rec.job.recommenders import names, private_sums
 from tfdp_rec.job.recommenders.names import is_trained, is_two_tower
 from tfdp_rec.job.run import MadeRecommender, Progress, Run, Train, Users, UserSubset, begins_with
 from tfdp_rec.job.run_folder import CONFIG, MODEL, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
-from tfdp_rec.job.settings import ELSEWHERE, SHUFFLED, JobSettings
+from tfdp_rec.job.settings import ELSEWHERE, JobSettings
 from tfdp_rec.job.sources import LogSource, titles_of
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.pricing.composition import epsilon_of
@@ -101,8 +101,8 @@ def _begun(source: LogSource, checkpoint: RunCheckpoint, show: Progress, log: In
     settings, users, public = checkpoint.settings, Users.of(log, checkpoint.settings), source.public_items()
     seats.refuse_unfit(settings)
     _refuse_unfit(settings, log, public)
-    released, in_order = names.released(settings.mechanism, settings.export), settings.sampling == SHUFFLED
-    own = dict.fromkeys([*(name for name in settings.mechanism if names.is_paid(name, in_order)), released])
+    released = names.released(settings.mechanism, settings.export)
+    own = dict.fromkeys([*(name for name in settings.mechanism if names.named(name).claims_epsilon), released])
     checkpoint.open(log, list(own), released)
     chain = checkpoint.ledgers[released]
     delta = min(1e-6, 1.0 / len(log)) if settings.delta is None else settings.delta
@@ -391,7 +391,7 @@ def _counts_epsilon(run: Run, counts: DpEvent) -> float:
 
 
 def _made(run: Run, name: str, sums: SpectralRecommender | None, train: Train | None) -> MadeRecommender:
-    if name == run.released and not names.is_paid(name, run.settings.sampling == SHUFFLED):
+    if name == run.released and not names.named(name).claims_epsilon:
         ledger = run.ledger(name)
         if _UNPROVEN not in [paid.label for paid in ledger.paid]:
             ledger.pay(NonPrivateDpEvent(), label=_UNPROVEN, settings={"sampling": None})

@@ -36,7 +36,7 @@ from tfdp_rec.optimizers.rules import Recursion, Rows, TableRule
 from tfdp_rec.optimizers.tables import Operations, Table, after
 from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source
-from tfdp_rec.spending.entries import SAVED_AS, Entries, new_id
+from tfdp_rec.spending.entries import new_id
 from tfdp_rec.spending.meter import Meter, StepLimit
 
 
@@ -68,36 +68,28 @@ class MechanismType(abc.ABCMeta):
 
 
 class Setting:
-    """A number given to a mechanism: a float64 variable, so that a change reaches the compiled step and is saved."""
+    """A number given to a mechanism, which is fixed, since its steps are priced by it."""
 
-    # `priced` if it decides what a step costs: the record of spending then hears of a change.
-
-    def __init__(self, check: Callable[[str, float], float] = checks.positive, priced: bool = False):
-        self._check, self.priced = check, priced
+    def __init__(self, check: Callable[[str, float], float] = checks.positive):
+        self._check = check
 
     def __set_name__(self, owner: type, name: str) -> None:
         self.name = name
 
     def __get__(self, optimizer: Any, owner: type | None = None) -> float:
-        return self if optimizer is None else float(self.variable(optimizer).numpy())  # type: ignore[return-value]
+        if optimizer is None:
+            return self  # type: ignore[return-value]
+        if self.name not in vars(optimizer):  # Keras asks before it is set
+            raise AttributeError(self.name)
+        return float(vars(optimizer)[self.name])
 
     def __set__(self, optimizer: Any, value: float) -> None:
-        checked = self._check(self.name, value)
-        if self.name not in optimizer.constructed_with:
-            optimizer.constructed_with[self.name] = checked
-            setattr(optimizer, f"_{self.name}", optimizer.add_variable((), "zeros", dtype="float64", name=self.name))
-            self.variable(optimizer).assign(checked)  # an initializer would round it to float32 on the way
-        else:
-            with optimizer.privacy_history.repricing(optimizer) if self.priced else contextlib.nullcontext():
-                self.variable(optimizer).assign(checked)
-
-    def variable(self, optimizer: Any) -> tf.Variable:
-        """The variable of an optimizer."""
-        return resource(getattr(optimizer, f"_{self.name}"))
-
-    def argument(self, optimizer: Any) -> Any:
-        """What a constructor is given for an optimizer with the present setting."""
-        return self.__get__(optimizer)
+        if self.name in optimizer.constructed_with:
+            raise AttributeError(
+                f"{self.name} of a {type(optimizer).__name__} is fixed, since its steps are priced by it: make another "
+                "optimizer, and compile the model with it."
+            )
+        optimizer.constructed_with[self.name] = vars(optimizer)[self.name] = self._check(self.name, value)
 
 
 class ClipSetting(Setting):
@@ -105,19 +97,10 @@ class ClipSetting(Setting):
 
     def __set__(self, optimizer: Any, value: float | Auto) -> None:
         clip, rule = clip_and_rule(value)
-        new = self.name not in optimizer.constructed_with
-        if not new and normalised in (rule, optimizer.clip_rule):
-            raise ValueError(
-                f'{self.name} cannot be set to or from "auto", which weighs examples by another rule: make another '
-                f"{type(optimizer).__name__}, and compile with it."
-            )
         super().__set__(optimizer, clip)
-        if new:
-            optimizer.clip_rule = rule
-            optimizer.constructed_with[self.name] = self.argument(optimizer)
-
-    def argument(self, optimizer: Any) -> float | Auto:
-        return "auto" if optimizer.clip_rule is normalised else self.__get__(optimizer)
+        optimizer.clip_rule = rule
+        if rule is normalised:
+            optimizer.constructed_with[self.name] = "auto"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -208,7 +191,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
 
     # C, the bound on each example's gradient norm; σ, in units of the sensitivity; B, what every step divides by.
     l2_norm_clip = ClipSetting()
-    noise_multiplier = Setting(checks.not_negative, priced=True)
+    noise_multiplier = Setting(checks.not_negative)
     expected_batch_size = Setting()
 
     def __init__(
@@ -248,25 +231,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         # Ids of the training, and of the last of its states that is in a checkpoint.
         self.training_id, self.state_id = new_id(), ""
 
-    @property
-    def price_settings(self) -> list[tf.Variable]:
-        """The settings that decide what a step costs: a step that was priced by others is refused."""
-        own = (getattr(type(self), name) for name in self.constructed_with)
-        return [setting.variable(self) for setting in own if setting.priced]
-
-    def current(self, setting: str) -> tf.Tensor:
-        """A setting as a step reads it, float64."""
-        return tf.identity(resource(getattr(self, f"_{setting}")))
-
-    def take(self, settings: Mapping[str, tf.Tensor]) -> None:
-        """Sets settings from float64 scalars, in the graph of a step; a learning rate that is a schedule stays."""
-        settings = dict(settings)
-        rate = settings.pop("learning_rate", None)
+    def take_rate(self, rate: tf.Tensor) -> None:
+        """Sets the learning rate, in the graph of a step; one that is a schedule stays."""
         held = learning_rate_of(self)
-        if rate is not None and isinstance(held, keras.Variable):
+        if isinstance(held, keras.Variable):
             resource(held).assign(tf.cast(rate, tf.float32))
-        for name, value in settings.items():
-            resource(getattr(self, f"_{name}")).assign(value)
 
     def dp_event(self) -> dp_accounting.DpEvent:
         """The privacy event of one step on one batch, before any amplification by sampling."""
@@ -384,8 +353,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         if unknown:
             raise ValueError(f"The optimizer was not built for {', '.join(sorted(unknown))}.")
         # Every scale of the step is computed from B, and B from the checks: what is not admitted moves no weight.
-        batch = given(self.current("expected_batch_size"), admitted)
-        stddev = self.current("noise_multiplier") * tf.cast(clipped.sensitivity, tf.float64) / batch
+        batch = given(tf.constant(self.expected_batch_size, tf.float64), admitted)
+        stddev = tf.constant(self.noise_multiplier, tf.float64) * tf.cast(clipped.sensitivity, tf.float64) / batch
         learning_rate = tf.cast(learning_rate_now(self), tf.float32)
         pace = tf.ones_like(learning_rate) if self.table_rule else self.pace_of(learning_rate, stddev)
         step = Step(clipped, batch, stddev, learning_rate, pace, upcoming or {}, source)
@@ -510,11 +479,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         self.privacy_history.refuse_other_optimizers(self)
 
     def load_own_variables(self, store: Any) -> None:
-        """As every Keras optimizer. The history is saved with the model; before version 0.3 it was saved here."""
-        if SAVED_AS in store.keys():  # passed over, its steps would be forgotten
-            self.privacy_history.merge_saved(Entries.from_array(store[SAVED_AS]))
-        with self.privacy_history.repricing(self):
-            super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})
+        """As every Keras optimizer. The history is saved with the model."""
+        super().load_own_variables(store)
         self.privacy_history.restored()
 
     @property
@@ -529,7 +495,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         return {
             "name": self.name,
             "learning_rate": float(rate.numpy()) if isinstance(rate, keras.Variable) else checks.serialized(rate),
-            **{name: getattr(type(self), name).argument(self) for name in self.constructed_with},
+            **self.constructed_with,
             "momentum": self.momentum,
             "nesterov": self.nesterov,
             "weight_decay": self.decoupled_weight_decay,

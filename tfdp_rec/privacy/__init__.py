@@ -18,7 +18,6 @@ _HOMES = {
     "PoissonSampling": "sampling.schemes",
     "RenyiFilter": "spending.filters",
     "Sampling": "sampling.schemes",
-    "ShuffledEpochs": "sampling.schemes",
     "Snapshot": "spending.ledger",
     "Unaccounted": "spending.accountant",
     "Use": "spending.entries",

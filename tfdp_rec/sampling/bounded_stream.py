@@ -25,7 +25,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from dp_accounting import DpEvent
 from numpy.typing import NDArray
 
 from tfdp_rec.files import writing
@@ -33,7 +32,7 @@ from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.fetch import Shared, spec_of
 from tfdp_rec.sampling.names import new_iteration
 from tfdp_rec.sampling.orders import Order
-from tfdp_rec.sampling.schemes import Run, charged_at_least_noise, whole_number
+from tfdp_rec.sampling.schemes import whole_number
 
 Events = Any
 """A tf.data.Dataset of batches of any size, or a function that returns an iterator over such batches."""
@@ -215,12 +214,6 @@ class BoundedStream(Order):
         self._begin.load(path)
         with np.load(path, allow_pickle=False) as held:
             self._furthest, self._handed_out = self._begin, held["handed_out"].tolist()
-
-    def compose_independent(self, runs: Sequence[Run], restarts: int) -> DpEvent:
-        """A unit's participations, charged where noise is least."""
-        # A new iteration may be of another stream, which gives the unit as many seats again.
-        left = (restarts + 1) * self.participations(sum(steps for _, steps in runs))
-        return charged_at_least_noise(runs, left, [min(left, steps) for _, steps in runs])
 
     def describe(self) -> str:
         """One line for a privacy statement."""

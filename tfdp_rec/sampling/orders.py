@@ -9,12 +9,14 @@ every number of its steps:
 
 **One fixed order**, the same in every epoch: unit i is in batch ⌊i/B⌋ of every epoch, so that its steps are exactly
 b = ⌈n/B⌉ apart. No secrecy of the order is assumed. A second `fit`, or a resumed run, begins at `position`, the number
-of steps made so far. Independent noise costs what it costs in shuffled epochs.
+of steps made so far. Independent noise has no price here: it is the plan whose C is the identity.
 """
 
 from __future__ import annotations
 
 import abc
+import dataclasses
+import math
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -23,7 +25,7 @@ import numpy as np
 from dp_accounting import DpEvent
 
 from tfdp_rec.pricing.events import PlannedDpEvent, is_private
-from tfdp_rec.sampling.schemes import Run, Sampling, ShuffledEpochs, composed
+from tfdp_rec.sampling.schemes import Run, Sampling, composed, whole_number
 
 
 class Order(Sampling):
@@ -49,20 +51,20 @@ class Order(Sampling):
     def fingerprint(self) -> int:
         """A number above 1 that tells orders apart, the same in every process."""
 
-    @abc.abstractmethod
-    def compose_independent(self, runs: Sequence[Run], restarts: int) -> DpEvent:
-        """The event of steps with independent noise; arguments as in `compose_history`."""
-
-    def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
-        """The events of all plans, each at the least noise of its runs, and of the steps with independent noise."""
+    def compose_history(self, runs: Sequence[Run]) -> DpEvent:
+        """The events of all plans; other steps that are private are refused."""
         plans: dict[str, list[tuple[PlannedDpEvent, int]]] = {}
         for event, steps in runs:
             if isinstance(event, PlannedDpEvent):
                 self._refuse_plan_of_another_order(event)
                 plans.setdefault(event.plan, []).append((event, steps))
-        others = [(event, steps) for event, steps in runs if not isinstance(event, PlannedDpEvent)]
-        events = [_cost(several) for several in plans.values()]
-        return composed([*events, self.compose_independent(others, restarts)] if others else events)
+            elif is_private(event):
+                raise ValueError(
+                    f"A {type(self).__name__} has a price for planned noise alone: train with LazyDPFTRL or DPFTRL "
+                    "(correlation=), whose plan is paid for once, or draw batches with PoissonSampling."
+                )
+        unpriced = [event for event, _ in runs if not isinstance(event, PlannedDpEvent)]
+        return composed([*unpriced, *(_cost(several) for several in plans.values())])
 
     def _refuse_plan_of_another_order(self, event: PlannedDpEvent) -> None:
         fitting = self.participations(event.steps)
@@ -74,7 +76,7 @@ class Order(Sampling):
             )
 
 
-class FixedOrder(Order, ShuffledEpochs):
+class FixedOrder(Order):
     """Batches in the order of the units' numbers, epoch after epoch; shuffle the data once, before.
 
     Guarantee: a planned training costs its plan's event, once; plans begun anew (a released model that was loaded and
@@ -82,8 +84,11 @@ class FixedOrder(Order, ShuffledEpochs):
 
     Args:
         num_units: Number of units; treated as public.
-        expected_batch_size: Number of units in a batch; the last batch of an epoch may be smaller.
+        expected_batch_size: Number of units in a batch, an integer; the last batch of an epoch may be smaller.
         unit: Name of a unit in a privacy statement.
+
+    Raises:
+        ValueError: An argument is out of range, or the batch size is not an integer.
 
     Example:
         >>> order = FixedOrder(num_units=5, expected_batch_size=2, unit="user")
@@ -91,6 +96,14 @@ class FixedOrder(Order, ShuffledEpochs):
         >>> [next(batches).tolist() for _ in range(3)]
         [[2, 3], [4], [0, 1]]
     """
+
+    def __init__(self, num_units: int, expected_batch_size: int, unit: str = "example"):
+        super().__init__(num_units, whole_number("expected_batch_size", expected_batch_size), unit)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """Batches in an epoch; the last one may be smaller."""
+        return math.ceil(self.num_units / self.expected_batch_size)
 
     def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
         """Endless batches of unit indices from `position` on; nothing is random, and the seed is not used."""
@@ -114,9 +127,6 @@ class FixedOrder(Order, ShuffledEpochs):
     def fingerprint(self) -> int:
         return self.num_units * 2**22 + int(self.expected_batch_size)
 
-    def compose_independent(self, runs: Sequence[Run], restarts: int) -> DpEvent:
-        return ShuffledEpochs.compose_history(self, runs, restarts)
-
     def describe(self) -> str:
         """One line for a privacy statement."""
         return (
@@ -126,20 +136,18 @@ class FixedOrder(Order, ShuffledEpochs):
 
 
 def _cost(several: Sequence[tuple[PlannedDpEvent, int]]) -> DpEvent:
-    """The price of all runs of one plan: the plan's event, once for each branch of its training."""
-    # A training that was continued twice from one checkpoint has two branches. Let z be the noise of the common steps,
-    # z' and z" that of each branch: the releases are C g + (z, z') and C g' + (z, z"). A unit changes both together by
-    # √2 S at most, which counts the common steps twice.
-    planned = {(event.steps, event.separation, event.participations) for event, _ in several}
-    events: list[Any] = [event.event for event, _ in several]
-    ends = _ends(several)
-    over = max(ends.values()) > several[0][0].steps
-    if len(planned) > 1 or over or not all(map(is_private, events)):
+    """The price of all runs of one plan: the plan's event, once."""
+    wholes = {dataclasses.replace(event, part="", after="", start=0) for event, _ in several}
+    ends, plan = _ends(several), several[0][0]
+    if len(wholes) > 1 or max(ends.values()) > plan.steps or not is_private(plan.event):
         return dp_accounting.NonPrivateDpEvent()
-    least = min(events, key=lambda event: event.noise_multiplier)
     begun = {(event.after, event.start) for event, _ in several if event.after}
-    forks = sum((part, end) not in begun for part, end in ends.items())
-    return least if forks == 1 else dp_accounting.SelfComposedDpEvent(least, forks)
+    if sum((part, end) not in begun for part, end in ends.items()) > 1:
+        raise ValueError(
+            "Two trainings went on from one checkpoint of a plan of noise, and share the noise of its first steps: no "
+            "price is given for both. Release one of them, and account for that one alone."
+        )
+    return plan.event
 
 
 def _ends(several: Sequence[tuple[PlannedDpEvent, int]]) -> dict[str, int]:

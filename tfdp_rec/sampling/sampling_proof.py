@@ -90,15 +90,11 @@ class Source:
     Attributes:
         sampling: Sampling that drew the batch; None if that is not proved.
         seeded: Whether the draw can be repeated.
-        begins: 1 if the batch is the first of its iteration, else 0; int64 tensor.
-        position: Name of the iteration plus number of the draw, so that the next draw has the next; int64 tensor.
         place: Place of the batch in an order; int64 tensor.
     """
 
     sampling: Any = None
     seeded: bool = False
-    begins: Any = 0
-    position: Any = 0
     place: Any = 0
 
 
@@ -164,9 +160,7 @@ def checked_batch(data: Any, shared: Sequence[str], expected_batch_size: float |
         used = _mark_used(draw)
     with tf.control_dependencies(used):
         batch = tf.nest.map_structure(lambda v: v if v is None else tf.identity(v), batch)
-        begins = given(tf.cast(tf.equal(draw.number, 0), tf.int64), rows)
-        position = draw.iteration + draw.number
-        return Drawn(batch, draw), dataclasses.replace(source, begins=begins, position=position, place=draw.place)
+        return Drawn(batch, draw), dataclasses.replace(source, place=given(draw.place, rows))
 
 
 def check_rows(data: Any, shared: Sequence[str]) -> Any:

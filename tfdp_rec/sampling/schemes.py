@@ -19,9 +19,8 @@ step then gives, with s the sum over the other units that were drawn and g the g
 
 which is the mixture that `dp_accounting` prices as ADD_OR_REMOVE_ONE, in both directions: ε is the same number.
 
-**Shuffled epochs.** A new random order every epoch, cut into batches. To account a shuffle
-as if it were Poisson sampling is a common mistake; no amplification is claimed for it here. A unit takes part once an
-epoch, and what the other steps release does not depend on it: every epoch that has *started* costs one event E.
+A shuffle is not Poisson sampling, and to account it as if it were is a common mistake: no price is given for shuffled
+batches with independent noise. Data in one order have a price under planned noise (`orders.py`).
 
 Several Gaussians on one batch are one Gaussian: scaled to unit noise, N(f_i/σ_i) stacked has squared
 sensitivity Σ 1/σ_i², so noise multipliers σ_1, σ_2, ... together equal (Σ σ_i^-2)^(-1/2). This is exact also
@@ -29,7 +28,7 @@ when they are chosen adaptively.
 
 The randomness comes from the operating system's entropy (`secret_draws.py`). Which units were sampled is secret:
 amplification holds only against an attacker that does not know it. So there is no generator whose state could be
-found, and a resumed run draws afresh. Shuffled epochs claim no amplification, and their order may be known.
+found, and a resumed run draws afresh.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ import abc
 import itertools
 import math
 import secrets
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import dp_accounting
@@ -105,13 +104,11 @@ class Sampling(abc.ABC):
         """Endless batches of unit indices; arguments as in `batches`."""
 
     @abc.abstractmethod
-    def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
+    def compose_history(self, runs: Sequence[Run]) -> DpEvent:
         """The event of a training.
 
         Args:
             runs: Pairs (event of one step, number of steps) in order.
-            restarts: Number of stretches of successive draws, less one: a stretch ends where the batches are iterated
-                anew, or another model gets the next draw. One that begins within an iteration counts twice.
         """
 
     @abc.abstractmethod
@@ -208,26 +205,6 @@ class Sampling(abc.ABC):
             raise ValueError(f"{state['scheme']} does not have these settings: {settings}.") from None
 
 
-def dearer(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """Of two states of samplings the one under which a step costs more; None if that cannot be told."""
-    if one == other or one is None or other is None:
-        return one or other
-    alike = one["scheme"] == other["scheme"] == PoissonSampling.__name__ and one["unit"] == other["unit"]
-    return max(one, other, key=lambda state: state["expected_batch_size"] / state["num_units"]) if alike else None
-
-
-def dearer_of(one: Mapping[str, Any] | None, other: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-    """As `dearer`, of two samplings that are asserted to have drawn the same batches; raises if that cannot be told."""
-    found = dearer(one, other)
-    if found is None and one is not None and other is not None:
-        both = " and ".join(Sampling.from_state(dict(each)).describe() for each in (one, other))
-        raise ValueError(
-            f"Two samplings are asserted to have drawn the batches of a model, and which of them costs more is not "
-            f"known: {both}. Follow it with accountants of one sampling."
-        )
-    return found
-
-
 class PoissonSampling(Sampling):
     """Every unit in every batch independently with probability q = expected_batch_size / num_units.
 
@@ -310,7 +287,7 @@ class PoissonSampling(Sampling):
         dataset = numbered_draws(self.num_units, self.probability).map(fetched)
         return sampling_proof.dataset_of(dataset, self, False, sorted(keys), map).prefetch(2)
 
-    def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
+    def compose_history(self, runs: Sequence[Run]) -> DpEvent:
         """SelfComposed(PoissonSampled(q, event), steps) for every run."""
         return composed(
             dp_accounting.SelfComposedDpEvent(
@@ -324,68 +301,6 @@ class PoissonSampling(Sampling):
         return (
             f"Poisson: every {self.unit} is in every batch independently with probability "
             f"q = {self.expected_batch_size}/{self.num_units} = {self.probability:.6g}"
-        )
-
-
-class ShuffledEpochs(Sampling):
-    """A fresh random order every epoch, cut into batches; accounted without amplification.
-
-    Guarantee: every started epoch costs one step's event. A new iteration (a second `fit`, a resumed run) that is
-    trained on starts a new epoch, and adds at most one participation to those that the steps alone imply. A draw that
-    does not follow the model's last one, because another model got those between, adds at most two. If the noise
-    changes on the way, the participations are charged where it is least.
-
-    Args:
-        num_units: Number of units; treated as public.
-        expected_batch_size: Number of units in a batch, an integer; the last batch of an epoch may be smaller.
-        unit: Name of a unit in a privacy statement.
-
-    Raises:
-        ValueError: An argument is out of range, or the batch size is not an integer.
-
-    Example:
-        >>> sampling = ShuffledEpochs(num_units=1000, expected_batch_size=100)
-        >>> sampling.epochs_started(steps=25)
-        3
-    """
-
-    def __init__(self, num_units: int, expected_batch_size: int, unit: str = "example"):
-        super().__init__(num_units, whole_number("expected_batch_size", expected_batch_size), unit)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """Batches in an epoch; the last one may be smaller."""
-        return math.ceil(self.num_units / self.expected_batch_size)
-
-    def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
-        """Endless batches, epoch after epoch, each a slice of that epoch's permutation."""
-        epoch, skip = divmod(position, self.steps_per_epoch)
-        while True:
-            generator = np.random.default_rng(None if seed is None else [seed, epoch])
-            order = generator.permutation(self.num_units)
-            for batch in range(skip, self.steps_per_epoch):
-                start = batch * int(self.expected_batch_size)
-                yield order[start : start + int(self.expected_batch_size)]
-            epoch, skip = epoch + 1, 0
-
-    def epochs_started(self, steps: int, restarts: int = 0) -> int:
-        """Largest number of batches that one unit can have been in; `restarts` as in `compose_history`."""
-        # Σ ceil(steps_i / s) over the k + 1 stretches is at most ceil(Σ steps_i / s) + k. A stretch that begins within
-        # an epoch can meet one epoch more, for which it counts twice.
-        return min(steps, math.ceil(steps / self.steps_per_epoch) + restarts)
-
-    def compose_history(self, runs: Sequence[Run], restarts: int = 0) -> DpEvent:
-        """One event for each participation of a unit, as if they fell where the noise is least."""
-        left = self.epochs_started(sum(steps for _, steps in runs), restarts)
-        each = [min(steps, self.epochs_started(steps, restarts) + 1) for _, steps in runs]  # may straddle two epochs
-        return charged_at_least_noise(runs, left, each)
-
-    def describe(self) -> str:
-        """One line for a privacy statement."""
-        return (
-            f"shuffled epochs of {self.steps_per_epoch} batches of {self.expected_batch_size} out of "
-            f"{self.num_units}, no amplification claimed; each started epoch counts once, and so "
-            "does each new iteration"
         )
 
 
@@ -415,20 +330,6 @@ def whole_number(name: str, value: Any) -> int:
     if not 0 < value < math.inf or int(value) != value:
         raise ValueError(f"{name} must be a positive integer, got {value!r}.")
     return int(value)
-
-
-def charged_at_least_noise(runs: Sequence[Run], left: int, each: Sequence[int]) -> DpEvent:
-    """The largest cost of a unit that is in `left` steps of all runs together, and in at most `each` steps of one."""
-    folded = [(fold_gaussians(event), most) for (event, _), most in zip(runs, each, strict=True)]
-    if all(isinstance(event, GaussianDpEvent) for event, _ in folded):
-        folded.sort(key=lambda run: run[0].noise_multiplier)
-    elif len(folded) > 1:  # costs that cannot be compared: every run is charged as much as it can hold
-        left = sum(each)
-    charged = []
-    for event, most in folded:
-        charged.append(dp_accounting.SelfComposedDpEvent(event, min(left, most)))
-        left -= charged[-1].count
-    return composed([event for event in charged if event.count] or charged[:1])
 
 
 def composed(events: Any) -> DpEvent:

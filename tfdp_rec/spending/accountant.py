@@ -8,7 +8,7 @@ unit (`tfdp_rec.sampling.schemes`); dp_accounting composes. Two accountants:
   ε = min_α D_α + log(1/δ)/(α-1) + ... . Its ε is a little larger than pld's, and very fast.
 
 The entries (`entries.py`) that are priced are those of the models that are followed, or, with a ledger, those of the
-ledger alone. Steps may change their noise during training if the changes do not depend on the data.
+ledger alone.
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ import dataclasses
 import functools
 import json
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import dp_accounting
@@ -34,9 +33,9 @@ from tfdp_rec.pricing.composition import (
     searches,
 )
 from tfdp_rec.pricing.events import PlannedDpEvent
-from tfdp_rec.sampling.schemes import Sampling, dearer
+from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.spending import payments
-from tfdp_rec.spending.entries import BY_HAND, DRAWN, UNPROVEN, Changes, Entries, Entry, Use, id_of_use, new_id
+from tfdp_rec.spending.entries import Changes, Entries, Entry, Use, new_id
 from tfdp_rec.spending.filters import PrivacyFilter
 from tfdp_rec.spending.ledger import Ledger, Mark
 from tfdp_rec.spending.payments import Payments
@@ -48,13 +47,14 @@ class Unaccounted(ValueError):
 
 
 class Accountant:
-    """The cost of a private training: of the steps of the models that it follows, and of what is recorded by hand.
+    """The cost of a private training: of the steps of the models that it follows, and of other uses of the data.
 
     - ε is dp_accounting's for the same event.
     - A mechanism without a guarantee gives ε = ∞, and so does one without noise.
     - ε never falls as steps are made.
-    - Steps on batches that no sampling drew, or that a model's history does not describe, make it raise `Unaccounted`.
-      Steps with a seed or with test noise make ε infinite.
+    - Steps on batches that no sampling drew, with a seed, or with test noise make ε infinite. Those that a model's
+      history does not describe make it raise `Unaccounted`.
+    - A copy by `copy.deepcopy` is the accountant itself, so that copied callbacks share it.
 
     Args:
         event: Event of one step on its batch: `model.optimizer.dp_event()`.
@@ -63,11 +63,6 @@ class Accountant:
         accountant: "pld" or "rdp".
         allow_large_delta: Whether to accept δ above 1 / num_units, which a mechanism that publishes one unit's data
             whole would still meet.
-        asserted: Description of what drew the batches, if it was not `sampling` but drew as `sampling` would have. The
-            statement then says that this was asserted, not checked. Each fit counts as one iteration of these batches.
-            Where several accountants assert, a fit's steps are of its budget's sampling, and others of the dearest.
-            Each accountant counts unproven steps at no less than its own sampling. A copy by `copy.deepcopy` is the
-            accountant itself, so that copied callbacks share it.
         ledger: File, or `Ledger`, in which everything is paid for before it is done (docs/ledger.md). All that it holds
             already counts, and the models' histories are checked against it.
 
@@ -87,7 +82,7 @@ class Accountant:
 
     def __init__(
         self, event: DpEvent, sampling: Sampling, delta: float, accountant: str = "pld",
-        allow_large_delta: bool = False, asserted: str = "", ledger: Path | Ledger | None = None,
+        allow_large_delta: bool = False, ledger: Path | Ledger | None = None,
     ):
         if not isinstance(sampling, Sampling):
             raise TypeError(
@@ -100,10 +95,7 @@ class Accountant:
         self.delta = _checked_delta(delta, sampling.num_units, allow_large_delta)
         self.accountant = accountant
         self.event = event
-        self.restarts_ahead = 0  # number of times that a forecast assumes the batches to be iterated anew
         self._recorded, self._followed = Entries(), list[Any]()
-        self._by_hand = ""  # id of the entry that further steps of its kind extend; none of an earlier process
-        self._asserted = asserted
         self._paid_ahead: tuple[str, DpEvent] | None = None  # id and event of steps that are paid for, and not all made
         self._epsilons: dict[str, float] = {}
         self.payments: Payments | None = None
@@ -121,27 +113,19 @@ class Accountant:
     def __deepcopy__(self, memo: Any) -> Accountant:
         return self  # what copied callbacks spend is spent here
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**vars(self), "_by_hand": ""}  # a copy's further steps are others
-
     # What is counted.
 
-    @property
-    def asserted(self) -> str:
-        """Description of what drew the batches, if it was not the sampling; empty if none is asserted."""
-        return self._asserted
-
-    @asserted.setter
-    def asserted(self, words: str) -> None:
-        self._asserted = words
-        for meter in self.meters if words else ():
-            meter.asserts(self.sampling.get_state())
+    def set_event(self, event: DpEvent) -> None:
+        """Sets the event of the steps to come, for forecasts and payments."""
+        if event != self.event:
+            self._check(event)
+            self.event = event
+            Changes.made += 1
 
     def follow(self, model: Any) -> None:
         """Accounts for all steps of a private `model`, or of an optimizer, those made and those to come.
 
-        `PrivacyBudget` and `PrivatePlan` call this. A model without a privacy history is refused, and so is one of
-        which another accountant asserted a sampling that cannot be compared with this one's.
+        `PrivacyBudget` and `PrivatePlan` call this. A model without a privacy history is refused.
         """
         found = getattr(model, "privacy_history", None) or getattr(
             getattr(model, "optimizer", None), "privacy_history", None
@@ -154,8 +138,6 @@ class Accountant:
         if found not in self._followed:
             self._followed.append(found)
             found.followed = True
-        if self.asserted:
-            found.asserts(self.sampling.get_state())
 
     @property
     def meters(self) -> list[Any]:
@@ -179,29 +161,18 @@ class Accountant:
     def lost(self) -> int:
         """Number of steps that are paid for and that no followed model has, such as those that a crash took."""
         mine = self.sampling.get_state()
-        return self.steps - sum(e.steps for e in self.carried if not e.label and _counts_under(e, mine))
+        return self.steps - sum(e.steps for e in self.carried if not e.label and e.sampling == mine)
 
     @property
     def void(self) -> str:
         """Reason why there is no guarantee, such as sampling or noise that can be repeated; empty if there is one."""
         return " and ".join(dict.fromkeys(entry.void for entry in self.carried if entry.void))
 
-    @property
-    def checked(self) -> bool:
-        """Whether every batch so far carried the proof of its draw."""
-        paid = self.payments.entries() if self.payments else ()
-        return all(entry.origin not in (BY_HAND, UNPROVEN) for entry in (*self.carried, *paid))
-
-    @property
-    def begun(self) -> int:
-        """Number of stretches of successive draws under this sampling, as `Entry.begun` counts them."""
-        return sum(entry.begun for entry in self._own())
-
     def _own(self) -> list[Entry]:
         """Entries of steps under this sampling, in order; under a ledger the paid ones, less the steps still ahead."""
         mine = self.sampling.get_state()
         if self.payments is None:
-            return [entry for entry in self.carried if not entry.label and _counts_under(entry, mine)]
+            return [entry for entry in self.carried if not entry.label and entry.sampling == mine]
         ahead = {self._paid_ahead[0]: self.ahead} if self._paid_ahead else {}
         own = [(entry, ahead.get(id, 0)) for id, entry in self.payments.entries().items() if entry.sampling == mine]
         return [dataclasses.replace(e, steps=e.steps - left) for e, left in own if e.steps > left]
@@ -223,19 +194,21 @@ class Accountant:
         mine, runs = self.sampling.get_state(), dict[str, list[Entry]]()
         found = []
         for entry in carried:
-            if not entry.label and not _counts_under(entry, mine):
+            if not entry.label and entry.sampling != mine:
                 runs.setdefault(json.dumps(entry.sampling), []).append(entry)
         for state, entries in runs.items():
-            sampling = Sampling.from_state(json.loads(state))
-            event = sampling.compose_history([(entry.event, entry.steps) for entry in entries], _restarts(entries))
             steps = sum(entry.steps for entry in entries)
+            if (told := json.loads(state)) is None:
+                found.append((dp_accounting.NonPrivateDpEvent(), f"{steps} steps on batches that no sampling drew"))
+                continue
+            sampling = Sampling.from_state(told)
+            event = sampling.compose_history([(entry.event, entry.steps) for entry in entries])
             found.append((event, f"{steps} steps under another sampling ({sampling.describe()})"))
         return found
 
     def refuse(self) -> None:
-        """Raises `Unaccounted` if steps were unproven, for another unit, not paid for, or without a record."""
+        """Raises `Unaccounted` if steps were for another unit, not paid for, or without a record."""
         carried = self.carried
-        self._refuse_unproven(carried)
         self._refuse_other_units(carried)
         unpaid = self.payments.unpaid(carried) if self.payments else {}
         if self.payments and unpaid:
@@ -244,23 +217,13 @@ class Accountant:
             raise Unaccounted(
                 f"{made} were made that {self.payments.ledger.path} has not paid for: the file was deleted, "
                 "restored from an older backup, or begun after these steps, or another model made them. Restore the "
-                "newest file; or, if no ledger holds these steps, pay for them now: accountant.pay_for_history()."
+                "newest file; or begin the ledger before the first step of a new model."
             )
         missing = sum(meter.undescribed for meter in set(self.meters))
         if missing:
             raise Unaccounted(
                 f"The optimizer has made {missing} steps that its privacy history does not describe: weights or "
-                "counters were restored without it. Restore with load_model, load_weights or TrainingCheckpoint, or "
-                "record these steps: accountant.record(event, steps), and set optimizer.iterations to 0."
-            )
-
-    def _refuse_unproven(self, carried: Entries) -> None:
-        unproven = sum(entry.steps for entry in carried if entry.origin == UNPROVEN)
-        if unproven and not self.asserted:
-            raise Unaccounted(
-                f"{unproven} steps were made on batches that no sampling drew, as far as is proved: a guarantee is "
-                "claimed only for accountant.sampling.batches(...). Train on those; or, if something else drew the "
-                "batches just as the sampling would, describe it: Accountant(..., asserted='...')."
+                "counters were restored without it. Restore with load_model, load_weights or TrainingCheckpoint."
             )
 
     def _refuse_other_units(self, carried: Entries) -> None:
@@ -293,10 +256,8 @@ class Accountant:
     def ledger(self, steps: int | None = None) -> DpEvent:
         """All uses of the data as one dp_accounting event, after a number of steps as in `epsilon`."""
         self.refuse()
-        runs, own = self.runs(steps), self._own()
-        ahead = steps is not None and steps > sum(entry.steps for entry in own)
-        restarts = _restarts(own, ahead * self.restarts_ahead)
-        trained = [self.sampling.compose_history(runs, restarts)] if runs else []
+        runs = self.runs(steps)
+        trained = [self.sampling.compose_history(runs)] if runs else []
         return dp_accounting.ComposedDpEvent([event for event, _ in self.spent_besides] + trained)
 
     def epsilon(self, steps: int | None = None) -> float:
@@ -321,38 +282,6 @@ class Accountant:
             epsilon = functools.partial(self._epsilon, accountant=accountant, coarser=coarser)
             most = most_steps(epsilon, target_epsilon, most if epsilon(most) <= target_epsilon else self.steps)
         return most
-
-    def record(self, event: DpEvent, steps: int = 1, restarts: int = 0) -> None:
-        """Counts steps of a training that is not followed; their event becomes the present event.
-
-        Args:
-            event: Event of one step.
-            steps: Number of steps.
-            restarts: Number of times that shuffled batches were iterated anew within these steps.
-        """
-        checked_count("steps", steps)
-        checked_count("restarts", restarts)
-        if isinstance(event, PlannedDpEvent):
-            planned = ((entry.event, entry.steps) for entry in self._recorded)
-            made = sum(n for each, n in planned if isinstance(each, PlannedDpEvent) and each.plan == event.plan)
-            if made + steps > event.steps:
-                raise ValueError(
-                    f"The plan is of {event.steps} steps, {made} of which are recorded: {steps} are too many."
-                )
-        if event != self.event:
-            self._check(event)
-            self.event = event
-        if steps:
-            # Further steps of one kind extend one entry. Planned steps are paid for as a whole, each time anew.
-            begun = restarts + (not self._by_hand)  # what an earlier process recorded does not go on here
-            entry = Entry(event, steps, BY_HAND, self.sampling.get_state(), begun)
-            last = dict(self._recorded.items()).get(self._by_hand)
-            id = self._by_hand if last is not None and last.kind == entry.kind else new_id()
-            if self.payments is not None:
-                id = self.payments.pay_steps(event, steps, "" if isinstance(event, PlannedDpEvent) else id, BY_HAND)
-            self._recorded.extend(id, entry)
-            self._by_hand = id
-        Changes.made += 1
 
     def spend(self, event: DpEvent, label: str, id: str = "") -> None:
         """Counts one other use of the units' data, such as a count of popularity.
@@ -404,8 +333,7 @@ class Accountant:
                 self.give_back_unused()  # planned steps are paid for as a whole, and others under an id of their own
                 ahead = 0
             wanted = max(steps, most if planned else int(min(payments.BLOCK, block, most)))
-            id, proof = self._paid_ahead[0] if self._paid_ahead else "", "" if sampling else self.asserted
-            id = self.payments.pay_steps(self.event, wanted - ahead, id, proof)
+            id = self.payments.pay_steps(self.event, wanted - ahead, self._paid_ahead[0] if self._paid_ahead else "")
             self._paid_ahead, ahead = (id, self.event), wanted
             optimizer.privacy_history.use_id(optimizer, sampling, id)
         return min(most, ahead)
@@ -447,23 +375,6 @@ class Accountant:
         if self.payments is not None:
             self.payments.refuse_superseded(training, state)
 
-    def pay_for_history(self) -> None:
-        """Pays for all that the models have spent and the ledger lacks, such as steps before it was begun.
-
-        Steps on unproven batches and steps without a guarantee are refused: `Unaccounted`.
-        """
-        if self.payments is not None:
-            # Other accountants will state this ledger's total without knowing these models, so the price must be right.
-            self._refuse_unproven(self.carried)
-            self._refuse_other_units(self.carried)
-            if self.void:
-                raise Unaccounted(
-                    f"No payment is made for steps without a guarantee: {self.void}. Their epsilon is infinite; train "
-                    "another model."
-                )
-            self.payments.pay_for(self.carried, self.asserted)
-            Changes.made += 1
-
     def close(self) -> None:
         """Gives back unused payments and releases the ledger for other processes; ε and statement stay available."""
         self.give_back_unused()
@@ -482,7 +393,7 @@ class Accountant:
         return statement(
             sampling=self.sampling, epsilon=self.epsilon(after), delta=self.delta, whole=self.ledger(after),
             runs=self.runs(after), besides=self.spent_besides, ordinary=self.carried.ordinary, void=self.void,
-            asserted=self.asserted, checked=self.checked, made=self.steps > 0, ledger=ledger, limit=self.limit,
+            made=self.steps > 0, ledger=ledger, limit=self.limit,
             accountant=self.accountant,
         )  # fmt: skip
 
@@ -518,9 +429,7 @@ class Accountant:
                 )
         elif state.get("mark"):  # a ledger prices each step by its own sampling: with one, the data may have grown
             self.payments.ledger.refuse_without(Mark(**state["mark"]))
-        history.merge(_uses_without_ids(state, history))
         self._recorded.merge(history)
-        self._by_hand = ""
         if history.steps:
             self.event = event
         Changes.made += 1
@@ -549,30 +458,6 @@ class Accountant:
                     f"The ledger is {self.limit}: it claims nothing at delta = {self.delta:g}. Use delta="
                     f"{self.limit.delta:g}."
                 )
-
-
-def _uses_without_ids(state: dict[str, Any], history: Entries) -> Entries:
-    # Uses in a state of a version before 0.3. Those that a ledger has paid for, which the state's mark has seen, are
-    # found there by event and label. Others may differ from those counted here, unless the history has their id.
-    found = Entries()
-    for fields, label in state.get("spent", ()):
-        use = Entry(events.from_json(fields), 1, DRAWN, label=label)
-        id = id_of_use(use.event, label)
-        if not history.steps_of(id):
-            found.extend(id if state.get("mark") else new_id(), use)
-    return found
-
-
-def _counts_under(entry: Entry, sampling: dict[str, Any]) -> bool:
-    # Whether steps are of a sampling. Unproven ones are also of any that is asserted and dearer than theirs, if any.
-    return entry.sampling == sampling or (entry.origin == UNPROVEN and dearer(entry.sampling, sampling) == sampling)
-
-
-def _restarts(entries: Sequence[Entry], ahead: int = 0) -> int:
-    # Stretches of successive draws, less one: `Sampling.compose_history`. A plan costs as a whole, however often it is
-    # continued.
-    alone = [entry for entry in entries if not isinstance(entry.event, PlannedDpEvent)]
-    return max(0, sum(entry.begun for entry in alone) + ahead - 1)
 
 
 def _checked_delta(delta: float, num_units: int, allow_large: bool) -> float:

@@ -22,13 +22,9 @@ import numpy as np
 from dp_accounting import DpEvent
 
 from tfdp_rec.pricing import events
-from tfdp_rec.sampling.schemes import dearer_of
 
-DRAWN, UNPROVEN, BY_HAND = "drawn", "unproven", "by hand"
 SAVED_AS = "privacy_history"  # name of the entries among a saved model's variables
-ORDINARY = "ordinary"  # steps of an optimizer that is not private: named in statements, never priced
-_FORMAT = "tfdp_rec entries 3"
-_OLDER_FORMATS = ("tfdp_rec entries 2",)
+_FORMAT = "tfdp_rec entries 4"
 
 
 class Changes:
@@ -86,7 +82,7 @@ class Use(tuple[DpEvent, str]):
     @property
     def entry(self) -> Entry:
         """The entry of the use in a privacy history."""
-        return Entry(self[0], 1, DRAWN, label=self[1])
+        return Entry(self[0], 1, label=self[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,11 +91,10 @@ class Entry:
 
     event: DpEvent  # of one step on its batch, or of the whole use
     steps: int  # begun; 1 for a use that is no step
-    origin: str  # DRAWN if every batch carried the proof of its draw, BY_HAND, ORDINARY, else UNPROVEN
-    sampling: Mapping[str, Any] | None = None  # state of what drew the batches, or was asserted to; or None
-    begun: int = 0  # stretches of successive draws that begin in these steps; one within an iteration counts twice
+    sampling: Mapping[str, Any] | None = None  # state of what drew the batches; None if that is not proved, or no step
     void: str = ""  # reason why these steps have no guarantee
     label: str = ""  # name of a use that is no private step, such as "popularity counts"
+    ordinary: bool = False  # steps of an optimizer that is not private: named in statements, never priced
 
     def to_json(self) -> dict[str, Any]:
         """The entry as JSON-able dicts."""
@@ -108,13 +103,7 @@ class Entry:
     @classmethod
     def from_json(cls, fields: dict[str, Any]) -> Entry:
         """The inverse of `to_json`."""
-        known = {name: value for name, value in fields.items() if name != "receipted"}  # of versions before 0.4
-        return cls(**{**known, "event": events.from_json(fields["event"])})
-
-    @property
-    def kind(self) -> Entry:
-        """The entry without its numbers: equal for steps that cost the same."""
-        return dataclasses.replace(self, steps=0, begun=0)
+        return cls(**{**fields, "event": events.from_json(fields["event"])})
 
 
 class Entries:
@@ -123,7 +112,7 @@ class Entries:
     Example:
         >>> import dp_accounting
         >>> carried, copy = Entries(), Entries()
-        >>> id = carried.add(Entry(dp_accounting.GaussianDpEvent(1.0), 5, BY_HAND))
+        >>> id = carried.add(Entry(dp_accounting.GaussianDpEvent(1.0), 5))
         >>> for _ in range(2):
         ...     copy.merge(carried)
         >>> copy.steps
@@ -157,22 +146,14 @@ class Entries:
         id = id or new_id()
         before = self._checked(id, entry)
         # An entry only grows, so the larger count is the later one.
-        kept = entry if before is None or before.steps < entry.steps else before
-        if before is not None and before.sampling != entry.sampling:  # asserted of the same steps, in two files
-            kept = dataclasses.replace(kept, sampling=dearer_of(before.sampling, entry.sampling))
-        self._by_id[id] = kept
+        if before is None or before.steps < entry.steps:
+            self._by_id[id] = entry
         return id
 
-    def assert_drawn_by(self, sampling: Mapping[str, Any]) -> None:
-        """Notes that a sampling drew the batches that came without a proof; a dearer one that was asserted stays."""
-        for id, entry in self._by_id.items():
-            if entry.origin == UNPROVEN and not entry.label:
-                self._by_id[id] = dataclasses.replace(entry, sampling=dearer_of(entry.sampling, sampling))
-
     def _checked(self, id: str, entry: Entry) -> Entry | None:
-        # The present entry of an id. One of another event would be lost in a merge.
+        # The present entry of an id. One of another event or sampling would be lost in a merge.
         before = self._by_id.get(id)
-        if before is not None and (before.event, before.label) != (entry.event, entry.label):
+        if before is not None and dataclasses.replace(before, steps=entry.steps) != entry:
             raise ValueError(
                 f"Two expenses have the id {id!r}, {events.in_words(before.event)} and {events.in_words(entry.event)}: "
                 "only one would be counted. Give each an id of its own, or leave id= out."
@@ -182,8 +163,7 @@ class Entries:
     def extend(self, id: str, entry: Entry) -> None:
         """Adds steps to the entry with this id, or makes it."""
         before = self._checked(id, entry)
-        steps, begun = (before.steps, before.begun) if before else (0, 0)
-        self._by_id[id] = dataclasses.replace(entry, steps=steps + entry.steps, begun=begun + entry.begun)
+        self._by_id[id] = dataclasses.replace(entry, steps=entry.steps + (before.steps if before else 0))
 
     def merge(self, other: Entries) -> None:
         """Adds every entry of `other`."""
@@ -214,7 +194,7 @@ class Entries:
     @property
     def uses(self) -> list[tuple[DpEvent, str]]:
         """(event, label) of every use of the data that is no step."""
-        own = [entry for entry in self if entry.label and entry.origin != ORDINARY]
+        own = [entry for entry in self if entry.label and not entry.ordinary]
         return [(entry.event, entry.label) for entry in own for _ in range(entry.steps)]
 
     @property
@@ -222,24 +202,22 @@ class Entries:
         """Number of ordinary steps after private training, by name of the optimizer."""
         found = Counter[str]()
         for entry in self:
-            found[entry.label] += entry.steps if entry.origin == ORDINARY else 0
+            found[entry.label] += entry.steps if entry.ordinary else 0
         return dict(+found)
 
     @classmethod
     def loads(cls, text: str) -> Entries:
-        """The inverse of `dumps`; also reads the text of versions before 0.3, a bare list."""
+        """The inverse of `dumps`."""
         found = cls()
         try:
             saved = json.loads(text)
-            for id, fields in saved if isinstance(saved, list) else saved["entries"]:
-                entry = Entry.from_json(fields)
-                own = isinstance(saved, list) and entry.label and entry.origin != ORDINARY
-                if own and id.endswith(f": {entry.label}"):
-                    id = id_of_use(entry.event, entry.label)  # versions before 0.3 had one for each model
-                if isinstance(saved, list) or saved["format"] in _OLDER_FORMATS:
-                    # Each set of steps recorded by hand begins a stretch, which was counted at pricing.
-                    entry = dataclasses.replace(entry, begun=entry.begun + (entry.origin == BY_HAND))
-                found.add(entry, id)
+            if isinstance(saved, list) or saved["format"] != _FORMAT:
+                raise ValueError(
+                    "This privacy history was written by another version of tfdp_rec, whose entries say less or more "
+                    "than this one's. What was spent is told by that version alone: train a new model here."
+                )
+            for id, fields in saved["entries"]:
+                found.add(Entry.from_json(fields), id)
         except (TypeError, KeyError, AttributeError) as problem:
             raise ValueError(f"This is not the privacy history of a model: {problem}.") from problem
         return found

@@ -38,7 +38,6 @@ from tfdp_rec.spending.entries import new_id
 from tfdp_rec.spending.filters import PrivacyFilter
 
 FORMAT = "tfdp_rec ledger 2"
-READ_TOO = "tfdp_rec ledger 1"  # its payments have no ids
 FILTER = "tfdp_rec ledger 3"  # its first line has a limit, which earlier versions would ignore
 
 
@@ -84,7 +83,7 @@ class Payment:
         steps: Number of training steps that the payment covers; 0 for other uses of the data.
         about: Items of a person that the expense may reveal something of; None for all. A total is that of the worst
             item.
-        id: Id of the expense, which several payments may share. Empty in ledgers of versions before 0.3.
+        id: Id of the expense, which several payments may share.
     """
 
     event: DpEvent
@@ -226,9 +225,9 @@ class Chain:
 
     def _apply(self, fields: dict[str, Any]) -> None:
         if fields["number"] == 0:
-            known = (FILTER,) if "limit" in fields else (FORMAT, READ_TOO)
-            if fields["kind"] != "begin" or fields["format"] not in known:
-                raise ValueError(f"the format is not {' or '.join(known)}.")
+            known = FILTER if "limit" in fields else FORMAT
+            if fields["kind"] != "begin" or fields["format"] != known:
+                raise ValueError(f"the format is not {known}.")
             self.limit = PrivacyFilter.from_json(fields["limit"]) if "limit" in fields else None
         elif fields["kind"] == "pay":
             self.payments[fields["number"]] = _paid(fields)
@@ -322,18 +321,11 @@ def _paid(fields: Mapping[str, Any]) -> Paid:
         event=events.from_json(fields["event"]), attempts=fields["attempts"], label=fields["label"],
         settings=fields["settings"], steps=fields["steps"],
         about=None if fields["about"] is None else tuple(fields["about"]), id=fields.get("id", ""),
-        number=fields["number"], unit=fields["unit"], adjacency=adjacency_of(fields["adjacency"]),
+        number=fields["number"], unit=fields["unit"], adjacency=fields["adjacency"],
         data=fields["data"]["id"], session=fields["session"],
     )
     payment.fields()  # refuses values out of range
     return payment
-
-
-def adjacency_of(said: str) -> str:
-    """The present name of an adjacency in a ledger."""
-    # Versions before 0.3 said "add-or-remove-one" under Poisson sampling. The number of units is public, so neighbours
-    # were zero-out there too, and every event cost the same (`sampling/schemes.py`): such a ledger goes on.
-    return ZERO_OUT if said == "add-or-remove-one" else said
 
 
 def composed(payments: Iterable[Payment]) -> DpEvent:
@@ -431,7 +423,7 @@ class Ledger(Chain):
     ):
         super().__init__(os.path.realpath(path))
         self.unit = unit
-        self.adjacency = adjacency_of(adjacency)
+        self.adjacency = adjacency
         self.data = data
         self.session = secrets.token_hex(8)  # id of this object, which stands in every line that it writes
         self._process = os.getpid()

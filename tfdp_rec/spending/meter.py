@@ -2,9 +2,9 @@
 
     step -> may one more be made?  -> counted, by optimizer and by source of its batch -> noise, update
 
-An interrupted step was counted. Each count is an entry (`entries.py`) with an id and with the event of its steps: a
-change of the optimizer's settings ends the entry and begins another. The entries are saved with the model. Under a
-ledger an entry has the id of its payment: it is a receipt.
+An interrupted step was counted. Each count is an entry (`entries.py`) with an id and with the event of its steps, which
+is fixed with the optimizer's settings. The entries are saved with the model. Under a ledger an entry has the id of its
+payment: it is a receipt.
 
 Keras restores an optimizer's `iterations` in more ways than this package knows. They are a check: if they exceed the
 steps that entries describe, every accountant refuses to give an ε.
@@ -27,13 +27,13 @@ import tensorflow as tf
 from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 
 from tfdp_rec.demands import Check, demand_all, given
+from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sampling.sampling_proof import Source
-from tfdp_rec.sampling.schemes import dearer, dearer_of
-from tfdp_rec.spending.entries import DRAWN, ORDINARY, UNPROVEN, Changes, Entries, Entry, new_id
+from tfdp_rec.spending.entries import Changes, Entries, Entry, new_id
 
 _NO_LIMIT = 2**62
+_ORDINARY = "ordinary"  # key of the counter of an optimizer that is not private
 _KINDS = 4  # counters made in advance, enough for most models: a variable made during tracing has it done twice
-_SETTINGS = 2  # largest number of settings of an optimizer that decide the cost of its step
 _TRAINED_BY = "privacy_histories"  # attribute of a variable: the meters whose steps have trained it
 # Ids of the entries of optimizers that are not private. All meters use the same, since they count the same steps.
 _ids_of_ordinary: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
@@ -41,8 +41,7 @@ _ids_of_ordinary: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionar
 SPENT = "The privacy budget is spent"
 _NO_MORE = (
     f"Refused batch: {SPENT}: one more step would exceed what PrivacyBudget or the optimizer's plan allows. Continue "
-    "with a PrivacyBudget of a larger target, or with more noise. A callback that changes the noise within a fit must "
-    "stand before PrivacyBudget in callbacks.\n"
+    "with a PrivacyBudget of a larger target, or compile with more noise.\n"
 )
 _OTHER = (
     "Refused batch: the price of this step is not known. Either the model was compiled with another optimizer after "
@@ -54,19 +53,14 @@ _BY_HAND = (
     "written before its weights can be read, which is ensured in fit alone. Train with fit; or, if the training is "
     "done, remove the directory of its checkpoints and call model.settle().\n"
 )
-_REPRICED = (
-    "Refused batch: restoring the optimizer's variables changed its noise, so that this step would not cost what is "
-    "counted for it. Restore with load_model, load_weights or TrainingCheckpoint, or confirm the "
-    "noise: optimizer.noise_multiplier = optimizer.noise_multiplier.\n"
+_UNPROVEN = (
+    "Refused batch: no sampling drew it, as far as is proved, and the optimizer's plan pays for batches of its "
+    "sampling alone. Train on plan.batches(fetch); after make_private call private.fit()."
 )
 _ANEW = (
-    "Refused batch: it begins another iteration of batches, or another plan of noise, than the one that the plan of "
-    "the optimizer pays for. Train in fit with plan.budget(), which stops before epsilon is exceeded; or, in a loop by "
-    "hand, take all batches from one iterator, iter(plan.batches(fetch)), for one model that is not loaded between.\n"
-)
-_BEGUN = (
-    "Refused batch: it begins another iteration of the batches than PrivacyBudget planned for in this fit, and may "
-    "cost as much as an epoch. Train on it in a fit of its own; for batches that end, leave out steps_per_epoch.\n"
+    "Refused batch: it begins another plan of noise than the one that the plan of the optimizer pays for. Train in fit "
+    "with plan.budget(), which stops before epsilon is exceeded; or, in a loop by hand, train one model that is not "
+    "loaded between.\n"
 )
 
 
@@ -86,11 +80,7 @@ class Meter:
         self._half_restored = False  # whether `iterations` may have been restored after the entries
         self._made, self._limit = _number(0), _number(_NO_LIMIT)
         self._allowed = _number(1)
-        self._begun, self._begun_limit, self._fits = _number(0), _number(_NO_LIMIT), _number(0)
         self._budget: tuple[Any, str | None] | None = None  # optimizer, and name of the sampling, that were priced
-        # State of the sampling that is asserted to draw batches without a proof, and the fit of which a budget did so.
-        self._asserted: Mapping[str, Any] | None = None
-        self._asserted_of = 0
         self._paid_ids = dict[Any, str]()  # ids of payments for steps that no counter counts yet
         self._spare = [_variables() for _ in range(_KINDS)]
 
@@ -98,41 +88,32 @@ class Meter:
 
     def count(self, optimizer: Any, source: Source) -> list[Any]:
         """Operations that count a step, which must wait for them."""
+        limit = getattr(optimizer, "step_limit", None)
+        if limit is not None and source.sampling is None:
+            raise NotPrivate(_UNPROVEN)
         counter = self._counter(optimizer, source)
-        # A draw that does not follow the counter's last begins a stretch. If it is not the first of an iteration,
-        # another model or optimizer got those before, and the stretch may begin within an epoch: it counts twice.
-        # Batches without a proof have no position: each fit begins an iteration of them.
-        position = tf.cast(self._fits if source.sampling is None else source.position, tf.int64)
-        follows = tf.cast(tf.equal(position, counter.next), tf.int64)
-        begins = (1 - follows) * (2 - tf.cast(1 if source.sampling is None else source.begins, tf.int64))
         checks: list[Check] = [
             (self._made < self._limit, _NO_MORE),
             (self._allowed > 0, _BY_HAND),
             (counter.allowed > 0, _OTHER),
-            (counter.price_now() == counter.price, _REPRICED),
-            (self._begun + begins <= self._begun_limit, _BEGUN),
         ]
-        limit = getattr(optimizer, "step_limit", None)
         if limit is not None:
             checks.append((limit.takes_one(), _NO_MORE))
-            checks.append((limit.begins(_begins_anew(optimizer, begins)), _ANEW))
+            checks.append((limit.begins(_begins_plan(optimizer)), _ANEW))
         gate = demand_all(*checks)
         # The increment is computed from the gate: without the gate there is no count, whatever rewrites the graph.
         with tf.control_dependencies(gate):
             one = given(tf.constant(1, tf.int64), gate)
             return [
                 self._made.assign_add(one),
-                self._begun.assign_add(begins),
                 counter.steps.assign_add(one),
-                counter.begun.assign_add(begins),
-                counter.next.assign(position + int(source.sampling is not None)),
             ]
 
     def count_ordinary(self, optimizer: Any) -> list[Any]:
         """Operations that count a step of an optimizer that is not private, on weights that were trained privately."""
-        key = (optimizer, ORDINARY)
+        key = (optimizer, _ORDINARY)
         if key not in self._counters:
-            counter = Counter(optimizer, None, "", self._variables(), ORDINARY, type(optimizer).__name__)
+            counter = Counter(optimizer, None, "", self._variables(), type(optimizer).__name__, ordinary=True)
             counter.id = _ids_of_ordinary.setdefault(optimizer, counter.id)
             self._counters[key] = counter
             Changes.made += 1
@@ -143,8 +124,8 @@ class Meter:
         name = source.sampling.name if source.sampling else None
         key = (optimizer, name, void)
         if key not in self._counters:
-            state, origin = (source.sampling.get_state(), DRAWN) if source.sampling else (self._asserted, UNPROVEN)
-            counter = Counter(optimizer, state, void, self._variables(), origin, name=name)
+            state = source.sampling.get_state() if source.sampling else None
+            counter = Counter(optimizer, state, void, self._variables(), name=name)
             self._counters[key] = counter
             counter.id = self._paid_ids.pop(key, counter.id)
             self._allow_or_refuse(counter)
@@ -162,8 +143,7 @@ class Meter:
             self._allowed.assign(int(allowed))
 
     def begin_fit(self) -> None:
-        """Notes that a fit begins, and with it an iteration of batches that carry no proof."""
-        self._fits.assign_add(1)
+        """Prepares for the steps of a fit."""
         self._spare += [_variables() for _ in range(_KINDS - len(self._spare))]  # no step may make variables
 
     def add(self, optimizer: Any, source: Source, steps: int) -> None:
@@ -196,43 +176,21 @@ class Meter:
         Changes.made += 1
 
     @contextlib.contextmanager
-    def repricing(self, optimizer: Any) -> Iterator[None]:
-        """A context in which settings that decide the price change; steps made before keep their event."""
+    def changing_plan(self, optimizer: Any) -> Iterator[None]:
+        """A context in which planned noise begins or goes on elsewhere; steps made before keep their event."""
         own = [counter for counter in self._counters.values() if counter.optimizer is optimizer]
         for counter in own:
             counter.close(self._closed)
         self._paid_ids.clear()  # later steps have another id, which is not paid for yet
-        if self._budget is not None:
-            self._limit.assign(self._made)  # until the budget has priced the next step
+        self.stop()
         try:
             yield
         finally:
             for counter in own:
                 counter.open()
             Changes.made += 1
-            plan = getattr(optimizer, "plan", None)
-            if plan is not None:
-                plan.reprice(optimizer.dp_event())
-
-    def asserts(self, sampling: Mapping[str, Any], of_fit: bool = False) -> None:
-        """Notes the state of a sampling that is asserted to draw the batches that come without a proof."""
-        # Steps made before, and later ones, are of the dearest that was asserted of them. A budget asserts of the steps
-        # of its fit alone (`of_fit`), so that data may grow.
-        for meter in self._related():
-            meter._asserts(sampling, of_fit)
-        Changes.made += 1
-
-    def _asserts(self, sampling: Mapping[str, Any], of_fit: bool) -> None:
-        fit = int(self._fits.numpy()) if of_fit else 0
-        now = sampling if of_fit and fit != self._asserted_of else dearer_of(self._asserted, sampling)
-        self._closed.assert_drawn_by(sampling)
-        for counter in self._counters.values():
-            if counter.origin == UNPROVEN:
-                counter.sampling = dearer_of(counter.sampling, sampling)
-                if counter.sampling != now:
-                    counter.close(self._closed)
-                    counter.sampling = now
-        self._asserted, self._asserted_of = now, fit or self._asserted_of
+            if (plan := getattr(optimizer, "plan", None)) is not None:
+                plan.renew_limit()
 
     def use_id(self, optimizer: Any, sampling: str | None, id: str) -> None:
         """Counts the next steps of one optimizer and sampling under the id of their payment."""
@@ -302,8 +260,6 @@ class Meter:
             if not any(self is known for known in meters_of(variable)):
                 vars(variable).setdefault(_TRAINED_BY, []).append(self)
         self.add_weights(variables)
-        for meter in self._related():
-            self._asserted = dearer(self._asserted, meter._asserted) or self._asserted
         if any(meter._budget is not None for meter in self._related() if meter is not self):
             self._limit.assign(self._made)  # a budget is kept for these weights: no step without it
 
@@ -330,7 +286,7 @@ class Meter:
         lost = self._undescribed
         if lost:  # the optimizer goes, and with it the only trace of these steps
             label = f"{lost} steps of {type(self._optimizer).__name__} that its history does not describe"
-            self._closed.add(Entry(NonPrivateDpEvent(), 1, DRAWN, label=label))
+            self._closed.add(Entry(NonPrivateDpEvent(), 1, label=label))
         self._earlier = self._own_steps
         self._parts.append(part)
         self._optimizer = optimizer
@@ -350,11 +306,8 @@ class Meter:
 
     # Limits.
 
-    def allow(
-        self, steps: int | None, optimizer: Any = None, sampling: str | None = None, begun: int | None = None
-    ) -> None:
+    def allow(self, steps: int | None, optimizer: Any = None, sampling: str | None = None) -> None:
         """Allows this many further steps to one optimizer and sampling, and none to other models on shared weights."""
-        self._begun_limit.assign(_NO_LIMIT if begun is None else self._begun + begun)
         for meter in self._related():
             left = _NO_LIMIT if steps is None else meter.made + (steps if meter is self else 0)
             meter._limit.assign(left)
@@ -372,11 +325,6 @@ class Meter:
         """Number of steps that were counted in this process."""
         return int(self._made.numpy())
 
-    @property
-    def begun(self) -> int:
-        """Number of stretches of successive draws in this process, as `Entry.begun` counts them."""
-        return int(self._begun.numpy())
-
     def _allow_or_refuse(self, counter: Counter) -> None:
         priced = counter.is_of(*(self._budget or (self._present, counter.name)))
         with tf.init_scope():
@@ -390,40 +338,32 @@ class Counter:
     optimizer: Any
     sampling: Mapping[str, Any] | None  # state of the sampling that draws the batches
     void: str  # reason why the steps have no guarantee
-    # Number of steps, of stretches begun, whether a step is allowed, the next draw, settings at which it was priced.
-    variables: dataclasses.InitVar[list[tf.Variable]]
-    origin: str
+    variables: dataclasses.InitVar[list[tf.Variable]]  # number of steps, whether a step is allowed
     label: str = ""
     name: str | None = None  # of the sampling; None if none draws the batches
+    ordinary: bool = False
 
     def is_of(self, optimizer: Any, sampling: str | None) -> bool:
         """Whether the steps are an optimizer's on a sampling's batches; a name belongs to one sampling object."""
-        return self.optimizer is optimizer and self.origin != ORDINARY and self.name == sampling
+        return self.optimizer is optimizer and not self.ordinary and self.name == sampling
 
     def __post_init__(self, variables: list[tf.Variable]) -> None:
-        self.steps, self.begun, self.allowed, self.next, self.price = variables
-        self.written = 0, 0
+        self.steps, self.allowed = variables
+        self.written = 0
         self.open()
 
     def open(self) -> None:
-        """Begins an entry at the present price."""
+        """Begins an entry."""
         self.id = new_id()
         with tf.init_scope():
-            self.event: DpEvent = NoOpDpEvent() if self.origin == ORDINARY else self.optimizer.dp_event()
-            self.price.assign(self.price_now())
+            self.event: DpEvent = NoOpDpEvent() if self.ordinary else self.optimizer.dp_event()
 
-    def price_now(self) -> tf.Tensor:
-        """The settings that decide what a step costs, `[_SETTINGS]`, the last ones 0 where there are fewer."""
-        settings = [] if self.origin == ORDINARY else [tf.identity(each) for each in self.optimizer.price_settings]
-        return tf.stack([*settings, *[tf.zeros([], tf.float64)] * (_SETTINGS - len(settings))])
-
-    def write(self, entries: Entries) -> tuple[int, int]:
-        """Adds the present entry; returns the counts that it stands for."""
-        now = int(self.steps.numpy()), int(self.begun.numpy())
-        steps, begun = now[0] - self.written[0], now[1] - self.written[1]
-        if steps:
-            entry = Entry(self.event, steps, self.origin, self.sampling, begun, self.void, self.label)
-            entries.add(entry, self.id)
+    def write(self, entries: Entries) -> int:
+        """Adds the present entry; returns the number of steps that it stands for."""
+        now = int(self.steps.numpy())
+        if now > self.written:
+            steps = now - self.written
+            entries.add(Entry(self.event, steps, self.sampling, self.void, self.label, self.ordinary), self.id)
         return now
 
     def close(self, entries: Entries) -> None:
@@ -432,7 +372,7 @@ class Counter:
 
 
 class StepLimit:
-    """A number of steps, and of beginnings that cost anew, that several optimizers may make together."""
+    """A number of steps, and of plans of noise that are begun, that several optimizers may make together."""
 
     def __init__(self, most: int):
         self.made, self.most = _number(0), _number(most)
@@ -445,20 +385,21 @@ class StepLimit:
             return self.made.read_value() <= self.most
 
     def begins(self, number: tf.Tensor) -> tf.Tensor:
-        """Counts a step that begins anew `number` times; whether it is within the limit, as one that goes on is."""
+        """Counts a step that begins `number` plans; whether it is within the limit, as one that goes on is."""
         with tf.control_dependencies([self.begun.assign_add(number)]):
             return tf.equal(number, 0) | (self.begun.read_value() <= self.most_begun)
 
     def set_left(self, steps: int | None, begun: int | None = None) -> None:
-        """Sets the number of further steps, and of further beginnings; None for no limit."""
+        """Sets the number of further steps, and of further plans; None for no limit."""
         self.most.assign(_NO_LIMIT if steps is None else self.made + steps)
         self.most_begun.assign(_NO_LIMIT if begun is None else self.begun + begun)
 
 
-def _begins_anew(optimizer: Any, begins: tf.Tensor) -> tf.Tensor:
-    # How often a step begins what costs anew: a stretch of draws, or the process's part of a plan of correlated noise.
+def _begins_plan(optimizer: Any) -> tf.Tensor:
+    # 1 if a step begins this process's part of a plan of correlated noise, else 0.
     course = getattr(optimizer, "course", None)
-    return begins if course is None else tf.cast(tf.equal(course.made, course.variables["start"]), tf.int64)
+    begins = False if course is None else tf.equal(course.made, course.variables["start"])
+    return tf.cast(begins, tf.int64)
 
 
 def meters_of(variable: keras.Variable) -> list[Meter]:
@@ -472,14 +413,14 @@ def _number(value: int) -> tf.Variable:
 
 
 def _variables() -> list[tf.Variable]:
-    with tf.init_scope(), tf.device("CPU:0"):
-        price = tf.Variable(tf.zeros([_SETTINGS], tf.float64), trainable=False)
-    return [_number(0), _number(0), _number(1), _number(-1), price]
+    return [_number(0), _number(1)]
 
 
 def void_of(optimizer: Any, source: Source) -> str:
     """Reason why a step of an optimizer on a batch has no guarantee; empty if it has one."""
     reasons = []
+    if source.sampling is None:
+        reasons.append("no sampling drew the batches, as far as is proved (train on batches of accountant.sampling)")
     if source.seeded:
         reasons.append("the batches were drawn with a seed (leave out seed= in sampling.batches)")
     noise = getattr(optimizer, "noise", None)

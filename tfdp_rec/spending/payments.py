@@ -3,9 +3,7 @@
 A block and the model's entry for its steps have the same id, so that the entry is a receipt. Steps of a block that will
 not be made are given back; after a crash the whole block stays spent.
 
-Planned noise is paid for as a whole, before its first step. With the least σ so far, the payments of a plan add up to
-
-    Σ 1/σ² of all payments  =  1 / min σ²
+Planned noise is paid for as a whole, before its first step; the payments for its further steps cost nothing.
 
 A training that is kept in checkpoints has an id, and so has each state of it that is kept: both stand in the checkpoint
 and in notes of the ledger.
@@ -20,7 +18,6 @@ was about to be since then; steps are paid for, checkpoints written and weights 
 from __future__ import annotations
 
 import dataclasses
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -31,21 +28,16 @@ from dp_accounting import DpEvent, SelfComposedDpEvent
 from tfdp_rec.files import Path
 from tfdp_rec.pricing import events
 from tfdp_rec.pricing.events import PlannedDpEvent
-from tfdp_rec.sampling.schemes import PoissonSampling, Sampling, dearer
-from tfdp_rec.spending.entries import BY_HAND, DRAWN, ORDINARY, Entries, Entry, Use, id_of_use, new_id
-from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Paid, Snapshot, canonical
+from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
+from tfdp_rec.spending.entries import Entries, Entry, Use, id_of_use, new_id
+from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Paid, Snapshot
 
 BLOCK = 100  # steps paid for by one sync of the disk, and the most that a crash costs
 _KEPT = "state kept"  # label of a note: a checkpoint holds a training as it stands
 _KEEPING = "state about to be kept"  # label of a note: such a checkpoint is about to be there
 _FROM = "from"  # setting of a payment: the step of the plan that it begins with
-_ASSERTED = "asserted"  # setting of a payment for steps that carried no proof of their draw: what drew them
+_SETTINGS = {"step", "sampling", _FROM}  # of a payment for steps; a line with others is an expense of its own
 _NOTHING = dp_accounting.NoOpDpEvent()
-_FORKED = (
-    "Two trainings went on from one checkpoint, and each costs the whole plan: this ledger holds one of them. Release "
-    "that one alone."
-)
-_LATE = "late"  # setting of a payment for what was done before
 
 Line = tuple[Paid, Entry | None]  # a payment, and the steps that it is for, if it is for steps
 
@@ -78,31 +70,25 @@ class Payments:
 
     # Paying.
 
-    def pay_once(self, use: Use, late: bool = False) -> None:
-        """Pays for one use of the data that is no training step; `late`: it was made before."""
-        settings = {"sampling": None} | ({_LATE: True} if late else {})
-        self.ledger.pay(use[0], label=use[1], settings=settings, id=use.id)
+    def pay_once(self, use: Use) -> None:
+        """Pays for one use of the data that is no training step."""
+        self.ledger.pay(use[0], label=use[1], settings={"sampling": None}, id=use.id)
 
     def has_paid(self, use: Use) -> bool:
         """Whether a use was paid for, under its id or by hand under its own label."""
         return not self.unpaid(Entries.of(use))
 
-    def pay_steps(self, event: DpEvent, steps: int, id: str = "", asserted: str = "", late: bool = False) -> str:
+    def pay_steps(self, event: DpEvent, steps: int, id: str = "") -> str:
         """Pays for steps on this sampling's batches; returns the id of their entry."""
         refuse_unpayable(event, self._sampling)
         id = id or new_id()
         settings: dict[str, Any] = {"step": events.to_json(event), "sampling": self._sampling.get_state()}
-        if asserted:
-            settings[_ASSERTED] = asserted
-        if late:
-            settings[_LATE] = True
         if isinstance(event, PlannedDpEvent):
             before = [(paid, entry) for paid, entry in self._lines() if entry and _plan(entry) == event.plan]
-            price = _missing([paid.event for paid, _ in before], [event, *(entry.event for _, entry in before)])
+            if any(entry.event.event != event.event for _, entry in before):
+                raise ValueError("A plan of noise has one noise multiplier, which was paid for at its first step.")
+            price = _NOTHING if before else event.event
             first = event.start + sum(paid.steps for paid, entry in before if _part(entry) == event.part)
-            if late and before and event.part != (last := _part(before[-1][1])):
-                if (event.after, event.start) != (last, self._position(before)):  # no ledger saw where it went on
-                    raise ValueError(_FORKED)
             self.ledger.pay(price, 1, "training", {**settings, _FROM: first}, steps, id=id)
         else:
             step = self._sampling.compose_history([(event, 1)])
@@ -162,22 +148,16 @@ class Payments:
 
     def entries(self) -> Entries:
         """All steps that were paid for, under any sampling; of a plan those that can be released."""
-        found, samplings, plans = Entries(), dict[str, Any](), dict[str, list[tuple[Paid, Entry]]]()
+        found, plans = Entries(), dict[str, list[tuple[Paid, Entry]]]()
         for paid, entry in self._lines():
             if entry is not None and (plan := _plan(entry)):
                 plans.setdefault(plan, []).append((paid, entry))
             elif entry is not None:
-                id = paid.id or f"line {paid.number}"
-                # Steps of one id may have been paid for under two samplings, as their data grew.
-                if samplings.setdefault(id, entry.sampling) != entry.sampling:
-                    id += f" {canonical(entry.sampling or {})}"
-                found.extend(id, entry)
+                found.extend(paid.id or f"line {paid.number}", entry)
         for several in plans.values():
-            least, (paid, last) = min((entry.event for _, entry in several), key=_sigma), several[-1]
-            proved = all(entry.origin == DRAWN for _, entry in several)
+            paid, last = several[-1]
             steps = max(1, self._position(several))  # a price counts, even without a step
-            whole = Entry(without_parts(least), steps, DRAWN if proved else BY_HAND, last.sampling)
-            found.add(whole, paid.id)
+            found.add(Entry(without_parts(last.event), steps, last.sampling), paid.id)
         return found
 
     def others(self) -> list[tuple[DpEvent, str]]:
@@ -193,9 +173,7 @@ class Payments:
         """What a statement says of the ledger; `BrokenLedger` if the open file was removed or replaced."""
         self.ledger.refuse_lost()
         place = f"line {len(self.ledger.lines)}, {self.ledger.head[:16]}; {self.ledger.kind}"
-        late = any(paid.settings.get(_LATE) for paid in self.ledger.paid)
-        when = "some of it after it was done" if late else "before it was done"
-        return f"all of it was paid for in ledger {self.ledger.id} {when}; {place}"
+        return f"all of it was paid for in ledger {self.ledger.id} before it was done; {place}"
 
     def steps_of(self, id: str) -> int:
         """Number of steps that were paid for under an id."""
@@ -213,31 +191,11 @@ class Payments:
                     uses[id_of_use(paid.event, id)] += paid.attempts
         owed = {}
         for id, entry in carried.items():
-            if entry.origin != ORDINARY:
+            if not entry.ordinary:
                 own = uses[id_of_use(entry.event, id)]
                 own += sum(paid.steps for paid, line in steps.get(id, ()) if line and _pays_for(line, entry))
                 owed[id] = entry.steps - own
         return {id: steps for id, steps in owed.items() if steps > 0}
-
-    def pay_for(self, carried: Entries, asserted: str = "") -> None:
-        """Pays for all entries of models that this ledger has not paid for; `asserted`: what drew unproven batches."""
-        if self.ledger.limit is not None and self.unpaid(carried):
-            raise ValueError(
-                f"{self.ledger.path} is {self.ledger.limit}, which holds for uses that were paid for in advance: "
-                "earlier releases may have decided its budget. Account for this model in a ledger of payments that "
-                "are fixed in advance, or train it anew."
-            )
-        for id, steps in self.unpaid(carried).items():
-            entry = dict(carried.items())[id]
-            if entry.label:
-                for _ in range(steps):
-                    self.pay_once(Use(entry.event, entry.label, id), late=True)
-                continue
-            state = entry.sampling or self._sampling.get_state()
-            assert state is not None
-            proof = "" if entry.origin == DRAWN else asserted or entry.origin
-            of_sampling = Payments(self.ledger, Sampling.from_state(dict(state)))
-            of_sampling.pay_steps(entry.event, steps, id, proof, late=True)
 
     def _lines(self) -> list[Line]:
         # Payments with their steps.
@@ -271,29 +229,11 @@ def _steps_of(paid: Paid) -> Entry | None:
     else:
         price = Sampling.from_state(state).compose_history([(event, 1)])
         fits = paid.attempts == paid.steps and price == SelfComposedDpEvent(paid.event, 1)
-    return Entry(event, steps, BY_HAND if paid.settings.get(_ASSERTED) else DRAWN, dict(state)) if fits else None
+    return Entry(event, steps, dict(state)) if fits and set(paid.settings) <= _SETTINGS else None
 
 
 def _pays_for(paid: Entry, made: Entry) -> bool:
-    # A payment is for its own event alone, under a sampling that costs no less than the one that was asserted since.
-    return paid.event == made.event and dearer(paid.sampling, made.sampling) == paid.sampling
-
-
-def _missing(paid: Sequence[DpEvent], plan: Sequence[DpEvent]) -> DpEvent:
-    """What the payments for a plan lack of its price; `plan`: the next of its steps, and those that are paid for."""
-    least = min(plan, key=_sigma)
-    assert isinstance(least, PlannedDpEvent)
-    if not paid or not _sigma(least):
-        return least.event
-    due = _sigma(least) ** -2
-    missing = due - math.fsum(each.noise_multiplier**-2 for each in paid if each != _NOTHING)
-    # More than is missing, by the rounding errors of a sum.
-    return dp_accounting.GaussianDpEvent((missing + 1e-12 * due) ** -0.5) if missing > 0 else _NOTHING
-
-
-def _sigma(event: Any) -> float:
-    # Noise of a plan; 0 if it has no guarantee.
-    return float(getattr(event.event, "noise_multiplier", 0.0))
+    return (paid.event, paid.sampling) == (made.event, made.sampling)
 
 
 def _plan(entry: Entry) -> str:

@@ -52,16 +52,12 @@ class Statement(str):
 
 def statement(
     *, sampling: Sampling, epsilon: float, delta: float, whole: ComposedDpEvent, runs: Sequence[tuple[DpEvent, int]],
-    besides: Sequence[tuple[DpEvent, str]], ordinary: Mapping[str, int], void: str, asserted: str, checked: bool,
-    made: bool, ledger: str, limit: PrivacyFilter | None, accountant: str,
+    besides: Sequence[tuple[DpEvent, str]], ordinary: Mapping[str, int], void: str, made: bool,
+    ledger: str, limit: PrivacyFilter | None, accountant: str,
 ) -> Statement:  # fmt: skip
     """The statement of an accountant's guarantee: `whole` is all that was spent, `runs` and `besides` its parts."""
     unit, drawn = sampling.unit, sampling.describe()
-    if asserted:
-        drawn += f"; asserted, not checked: {asserted}"
-    elif not checked:
-        drawn += "; steps recorded by hand are asserted, not checked"
-    elif made:
+    if made and not void:
         drawn += "; every batch carried the proof of its draw"
     held = epsilon if not ordinary else math.inf
     fields = {

@@ -70,7 +70,7 @@ class Training:
             gradients[table.path] = tf.IndexedSlices(tf.constant(values, tf.float32), ids)
         gradients[self.weights.dense.path] = tf.fill([3], tf.constant(np.tanh(total), tf.float32))
         size = tf.zeros([len(batch)])
-        clipped = ClippedSum(gradients, size, tf.cast(self.optimizer.current("l2_norm_clip"), tf.float32), size)
+        clipped = ClippedSum(gradients, size, tf.constant(self.optimizer.l2_norm_clip, tf.float32), size)
         upcoming = {self.weights.tables[name].path: tf.constant(ids, tf.int64) for name, ids in announced.items()}
         self.optimizer.apply(clipped, upcoming=upcoming)
 
@@ -103,13 +103,13 @@ class Training:
 class ByHand:
     """Eager DP-SGD as the papers write it, in numpy and float64."""
 
-    def __init__(self, momentum, nesterov, decay, rate, inverse=(1.0,), penalties=()):
+    def __init__(self, momentum, nesterov, decay, rate, inverse=(1.0,), penalties=(), fixed=()):
         weights = Weights()
         names = {**weights.tables, "dense": weights.dense}
         self.value = {name: np.asarray(v._value, np.float64) for name, v in names.items()}
         self.speed = {name: np.zeros_like(value) for name, value in self.value.items()}
         self.momentum, self.nesterov, self.decay, self.rate, self.time = momentum, nesterov, decay, rate, 0
-        self.settings = {"l2_norm_clip": 1.0, "noise_multiplier": 0.8, "expected_batch_size": 4.0}
+        self.settings = {**BASICS, **dict(fixed)}
         self.noise, self.inverse, self.drawn = KeyedNoise(7), inverse, []
         self.penalties = dict(penalties)
 
@@ -165,10 +165,13 @@ EVENTS = st.one_of(
     st.tuples(st.just("settle"), st.none()),
     st.tuples(st.just("release"), st.none()),
     st.tuples(st.just("resume"), st.none()),
-    st.tuples(st.just("l2_norm_clip"), st.floats(0.3, 3.0)),
-    # No noise, or not so much less than before that tables leave the step out.
-    st.tuples(st.just("noise_multiplier"), st.just(0.0) | st.floats(0.2, 3.0)),
-    st.tuples(st.just("expected_batch_size"), st.floats(1.0, 9.0)),
+)
+FIXED = st.fixed_dictionaries(
+    {
+        "l2_norm_clip": st.floats(0.3, 3.0),
+        "noise_multiplier": st.just(0.0) | st.floats(0.2, 3.0),
+        "expected_batch_size": st.floats(1.0, 9.0),
+    }
 )
 RECURSIONS = st.sampled_from(
     [(0.0, False, None), (0.0, False, 0.3), (0.9, False, None), (0.6, True, None), (0.05, True, None)]
@@ -200,21 +203,24 @@ HISTORIES = given(
     announce=st.sampled_from(["right", "nothing", "wrong"]),
     lies=FAR,
     penalties=st.sampled_from([{}, PENALTIES]),
+    fixed=FIXED,
 )
 CHECKED = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
 @settings(max_examples=12, **CHECKED)
 @HISTORIES
-def test_any_history(strategy, recursion, rate, events, announce, lies, penalties):
-    assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, {} if recursion[0] else penalties)
+def test_any_history(strategy, recursion, rate, events, announce, lies, penalties, fixed):
+    own = {} if recursion[0] else penalties
+    assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, own, fixed)
 
 
 @pytest.mark.slow
 @settings(max_examples=75, **CHECKED)
 @HISTORIES
-def test_many_histories(strategy, recursion, rate, events, announce, lies, penalties):
-    assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, {} if recursion[0] else penalties)
+def test_many_histories(strategy, recursion, rate, events, announce, lies, penalties, fixed):
+    own = {} if recursion[0] else penalties
+    assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, own, fixed)
 
 
 def pair_of(strategy):
@@ -227,18 +233,18 @@ def pair_of(strategy):
     return tfdp_rec.LazyDPFTRL, tfdp_rec.DPFTRL, plan, np.linalg.inv(whole)[:, 0]
 
 
-def assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, penalties=()):
+def assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, penalties=(), fixed=()):
     momentum, nesterov, decay = recursion
     lazily, eagerly, plan, inverse = pair_of(strategy)
     given_rate, rate_at = rate_of(rate)
     options = {"momentum": momentum, "nesterov": nesterov, "weight_decay": decay, **plan}
 
     def mechanism(kind, **more):
-        return lambda: kind(given_rate, **BASICS, noise=KeyedNoise(7), **options, **more)
+        return lambda: kind(given_rate, **{**BASICS, **dict(fixed)}, noise=KeyedNoise(7), **options, **more)
 
     lazy = Training(mechanism(lazily, aggregate_noise=False), penalties)
     eager = Training(mechanism(eagerly), penalties)
-    by_hand = ByHand(momentum, nesterov, decay or 0.0, rate_at, inverse, penalties)
+    by_hand = ByHand(momentum, nesterov, decay or 0.0, rate_at, inverse, penalties, fixed)
     batches = [what for event, what in events if event == "step"]
     done = 0
     for event, what in events:
@@ -257,10 +263,6 @@ def assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, pena
         elif event == "resume":
             lazy.interrupt_and_resume()
             eager.interrupt_and_resume()
-        else:
-            for run in (lazy.optimizer, eager.optimizer):
-                setattr(run, event, what)
-            by_hand.settings[event] = what
     found, expected = lazy.results(), eager.results()
     assert_close(found, expected)
     assert_close({name: found[name] for name in by_hand.value}, by_hand.value)
@@ -268,8 +270,8 @@ def assert_lazy_is_eager(strategy, recursion, rate, events, announce, lies, pena
 
 ONE_OF_EACH = [
     ("step", {"users": [1, 1], "items": [2]}), ("step", {"users": [3]}), ("settle", None),
-    ("step", {"shared": [0]}), ("resume", None), ("step", {"users": [1]}), ("noise_multiplier", 1.7),
-    ("step", {}), ("release", None), ("step", {"users": [1], "items": [0]}), ("l2_norm_clip", 0.5),
+    ("step", {"shared": [0]}), ("resume", None), ("step", {"users": [1]}),
+    ("step", {}), ("release", None), ("step", {"users": [1], "items": [0]}),
     ("step", {}), ("step", {"items": [0, 3]}),
 ]  # fmt: skip
 

@@ -194,7 +194,6 @@ def trained(mechanism, recursion, strategy, sigma=1.0, seed=3):
     optimizer.build([table], {table.path: None})
     for step in range(STEPS):
         optimizer.learning_rate = RATES[step]
-        optimizer.noise_multiplier = sigma * STDDEVS[step]
         read = tf.constant([step, step, 2 * step], tf.int64)
         optimizer.before_read(table, read)
         clipped = ClippedSum(
@@ -209,7 +208,7 @@ def trained(mechanism, recursion, strategy, sigma=1.0, seed=3):
 
 def assert_right(recursion, strategy, found):
     """Variances and covariance of both releases, for every row; and rows independent."""
-    whole = states(recursion, strategy, RATES[:STEPS], STDDEVS[:STEPS] * 2.0 / 4.0)[[RELEASED, STEPS], 0]
+    whole = states(recursion, strategy, RATES[:STEPS], np.full(STEPS, 2.0 / 4.0))[[RELEASED, STEPS], 0]
     expected = whole @ whole.T
     for row in range(ROWS):
         covariance = found[:, row] @ found[:, row].T / WIDTH

@@ -291,7 +291,6 @@ def trained(recursion, noise, mechanism=LazyDPSGD, sigma=1.0):
     optimizer.build([table], {table.path: None})
     for step in range(STEPS):
         optimizer.learning_rate = RATES[step]
-        optimizer.noise_multiplier = sigma * STDDEVS[step]
         read = tf.constant([step, step, 2 * step], tf.int64)
         optimizer.before_read(table, read)
         slices = tf.IndexedSlices(tf.zeros([3, WIDTH]), read)
@@ -304,7 +303,7 @@ def trained(recursion, noise, mechanism=LazyDPSGD, sigma=1.0):
 
 
 def assert_every_row_right(recursion, values):
-    noise, _ = effects(recursion, 0, STEPS, stddevs=STDDEVS * 2.0 / 4.0)  # s = σ C / B
+    noise, _ = effects(recursion, 0, STEPS, stddevs=np.full(len(STDDEVS), 2.0 / 4.0))  # s = σ C / B
     expected = np.sum(noise[:, 0] ** 2)
     for row in values:
         assert abs(np.mean(row**2) / expected - 1) < UNLIKELY * np.sqrt(2 / WIDTH)

@@ -73,12 +73,6 @@ def is_trained(name: str) -> bool:
     return is_two_tower(name) or name == upon_sums.name
 
 
-def is_paid(name: str, in_order: bool) -> bool:
-    """Whether a ledger pays for it: not without an ε, nor for independent noise in one order, priced by epochs."""
-    payable = not in_order or not is_trained(name) or name in mechanisms.names(IN_ORDER)
-    return named(name).claims_epsilon and payable
-
-
 def fitting(names: Iterable[str], on_servers: bool, in_order: bool) -> tuple[str, ...]:
     """The names, with another for each that parameter servers cannot train, or that gains nothing from an order.
 

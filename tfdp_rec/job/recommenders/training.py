@@ -33,7 +33,7 @@ from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.settings import arguments
 from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.entries import DRAWN, Entries, Entry, Use
+from tfdp_rec.spending.entries import Entries, Entry, Use
 from tfdp_rec.spending.ledger import Ledger
 from tfdp_rec.spending.payments import Payments
 from tfdp_rec.spending.statement import Statement
@@ -140,7 +140,7 @@ def uses_before_training(run: Run, ledger: Any) -> list[tuple[str, Entry]]:
         return [(use.id, use.entry) for use in map(Use.of, run.budget.before_training(PRIOR))]
     # The ids of the payments: the entries are receipts.
     paid_for = [paid for paid in ledger.paid if not paid.steps and not isinstance(paid.event, NoOpDpEvent)]
-    return [(paid.id, Entry(paid.event, paid.attempts, DRAWN, label=paid.label)) for paid in paid_for]
+    return [(paid.id, Entry(paid.event, paid.attempts, label=paid.label)) for paid in paid_for]
 
 
 def accounting(

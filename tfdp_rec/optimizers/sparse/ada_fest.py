@@ -61,7 +61,7 @@ class AdaFEST(SelectingOptimizer):
 
     # C1, the bound on the norm of what an example adds to the counts; s1, their noise in units of C1; τ.
     contribution_clip = Setting()
-    contribution_noise_multiplier = Setting(checks.not_negative, priced=True)
+    contribution_noise_multiplier = Setting(checks.not_negative)
     threshold = Setting()
 
     def __init__(
@@ -126,10 +126,10 @@ class AdaFEST(SelectingOptimizer):
             )
 
     def choose(self, clipped: ClippedSum) -> dict[str, tf.Tensor]:
-        clip = self.current("contribution_clip")
+        clip = tf.constant(self.contribution_clip, tf.float64)
         votes = draws.contribution_counts(*self.touched(clipped), self.space.size, clip)
-        stddev = clip * self.current("contribution_noise_multiplier")
-        threshold, parts = self.current("threshold"), None
+        stddev = clip * tf.constant(self.contribution_noise_multiplier, tf.float64)
+        threshold, parts = tf.constant(self.threshold, tf.float64), None
         if self.per_value and self.tables:
             threshold, parts = threshold * tf.constant(self._shares, tf.float64), self.space.table_sizes
         return self.space.rows(draws.threshold_survivors(votes, stddev, threshold, self.bits, parts))

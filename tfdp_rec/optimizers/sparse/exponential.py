@@ -52,7 +52,7 @@ class ExponentialSelectionSGD(SelectingOptimizer):
         [1.6, 1.1]
     """
 
-    selection_epsilon = Setting(priced=True)  # e0, what each draw costs
+    selection_epsilon = Setting()  # e0, what each draw costs
 
     def __init__(self, learning_rate: Any, *, num_survivors: int, selection_epsilon: float, **settings: Any):
         if int(num_survivors) != num_survivors or num_survivors < 1:
@@ -82,7 +82,7 @@ class ExponentialSelectionSGD(SelectingOptimizer):
     def choose(self, clipped: ClippedSum) -> dict[str, tf.Tensor]:
         unclipped = float("inf")  # a draw's cost depends on the largest change of one count, which is 1
         votes = draws.contribution_counts(*self.touched(clipped), self.space.size, unclipped)
-        epsilon = self.current("selection_epsilon")
+        epsilon = tf.constant(self.selection_epsilon, tf.float64)
         return self.space.rows(draws.top_survivors(votes, self.num_survivors, epsilon, self.bits))
 
     def get_config(self) -> dict[str, Any]:

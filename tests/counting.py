@@ -1,0 +1,15 @@
+"""Steps that an accountant counts without a training: those of a model that it follows, and that nobody has."""
+
+import types
+
+from tfdp_rec.spending.entries import Entry
+from tfdp_rec.spending.meter import Meter
+
+
+def count(accountant, event, steps, sampling=None):
+    """Has an accountant follow a model of so many steps; under a ledger they are paid for before."""
+    model = types.SimpleNamespace(privacy_history=Meter())
+    id = accountant.payments.pay_steps(event, steps) if accountant.payments else None
+    model.privacy_history.add_entry(Entry(event, steps, (sampling or accountant.sampling).get_state()), id)
+    accountant.follow(model)
+    accountant.set_event(event)
