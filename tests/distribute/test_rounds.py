@@ -17,7 +17,7 @@ def trainer_of(attempts, attempt_all):
     """The parts of a trainer that a round needs; `attempt_all(attempt, number)` stands for the workers."""
     trainer = object.__new__(ParameterServerTrainer)
     trainer._attempts, trainer._progress, trainer._between_rounds = attempts, _Progress(), threading.RLock()
-    trainer._event, trainer._settings, trainer.counted = lambda: GaussianDpEvent(1.0), lambda: [0.0], []
+    trainer._event, trainer._rate, trainer.counted = lambda: GaussianDpEvent(1.0), lambda: 0.0, []
     trainer._count, trainer._attempt_all = trainer.counted.append, attempt_all
     return trainer
 
