@@ -189,6 +189,19 @@ def test_a_checkpoint_that_the_ledger_does_not_hear_of_is_refused_before_a_step_
     process.die()
 
 
+@pytest.mark.parametrize("unheard_first", [False, True])
+def test_one_checkpoint_of_two_that_the_ledger_does_not_hear_of_is_refused(tmp_path, unheard_first):
+    """A copy of what it holds could be resumed under the ledger beside the other one."""
+    process = Process(tmp_path)
+    unheard = TrainingCheckpoint(tmp_path / "unheard", every=2)
+    both = [unheard, process.checkpoint] if unheard_first else [process.checkpoint, unheard]
+    callbacks = [PrivacyBudget(process.accountant, 30.0), *both]
+    with pytest.raises(ValueError, match="accountant=accountant"):
+        process.model.fit(process.sampling.batches(rows), callbacks=callbacks, steps_per_epoch=4, verbose=0)
+    assert not read(process.path).paid and int(process.model.optimizer.iterations) == 0
+    process.die()
+
+
 # Payments.
 
 
