@@ -150,6 +150,16 @@ def test_a_kill_at_any_write_leaves_the_directory_resumable_and_one_copy_at_most
         Process(tmp_path, training="copy")
 
 
+def test_of_two_trainings_in_one_ledger_each_goes_on_from_its_own_newest_state(tmp_path):
+    for training in ("one", "other"):
+        Process(tmp_path, training=training).fit(3, killed_at=3)
+    for training in ("one", "other"):
+        again = Process(tmp_path, training=training)
+        assert again.resumed.step == 2
+        again.model.get_weights()
+        again.die()
+
+
 def test_an_older_checkpoint_is_refused_after_its_training_was_released_without_one(tmp_path):
     first = Process(tmp_path)
     first.fit(4)
