@@ -42,7 +42,7 @@ ALL = [(name, value) for name, values in HOSTILE.items() for value in values]
 QUICK = [
     ("seed", "-1"), ("seed", "4294967296"), ("recency", "inf"), ("epsilon", "1e7"), ("data", "null.json"),
     ("items", "null.json"), ("titles", "list.jsonl"), ("user", "\x1b[2J"), ("hidden", "nan"), ("width", "1e18"),
-    ("users", "1e18"), ("continues", "/dev/null"),
+    ("users", "1e18"), ("continues", "/dev/null"), ("noise_multiplier", "1e-320"), ("learning_rate", "1e308"),
 ]  # fmt: skip
 TRAINED = ["--mechanism", "upon-sums", "--steps", "2", "--batch-size", "40", "--width", "4"]
 TOWER = ["--mechanism", "lazydpsgd", "--steps", "2", "--batch-size", "40", "--width", "4", "--hidden", "2"]

@@ -62,6 +62,14 @@ def test_what_is_not_convolved_loses_nothing():
     assert epsilon_of(NoOpDpEvent(), 1e-15) == 0.0
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp"])
+@pytest.mark.parametrize("noise", [1e-320, 1e-200])
+def test_noise_whose_square_is_zero_guarantees_nothing(noise, accountant):
+    """Its price ended in a division by zero."""
+    assert epsilon_of(PoissonSampledDpEvent(0.1, GaussianDpEvent(noise)), 1e-6, accountant) == math.inf
+    assert epsilon_of(GaussianDpEvent(noise), 1e-6, accountant) == math.inf
+
+
 @pytest.mark.parametrize("delta", [math.nan, 1.0, 2.0, -1e-9])
 def test_a_delta_that_is_no_probability_is_refused(delta):
     """ε was 0 at NaN and from 1 on."""

@@ -394,6 +394,17 @@ def test_who_asks_beyond_the_places_is_told_so_and_the_status_is_answered_still(
     assert "ask again later" in answers[0][1]["error"]
 
 
+def test_who_was_refused_keeps_no_place(served, waiting, monkeypatch):
+    answering, go_on = waiting
+    monkeypatch.setattr(module_of_server, "_MOST_ASKED", 3)
+    with Server(served, "shop", port=0) as server:
+        with asking(server, 6) as answers:
+            wait_until(lambda: len(answers) == 3)
+            go_on.set()
+        assert sorted(status for status, _ in answers) == [200] * 3 + [503] * 3
+        assert predict(server, instances=[])[0] == 200
+
+
 def test_who_does_not_take_the_answers_is_hung_up_on(served, monkeypatch):
     """A second question, sent while the first answer waits, bought time without end."""
     monkeypatch.setattr(served, "predict", lambda question: {"predictions": ["x" * 3_000_000]})

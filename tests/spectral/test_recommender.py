@@ -55,6 +55,26 @@ def test_the_sums_of_a_run_do_not_state_a_cost_of_their_own(fitted, tmp_path):
             cost()
 
 
+@pytest.mark.parametrize("told", [0, 1])
+def test_sums_of_two_fits_whose_file_tells_fewer_costs_state_none(tmp_path, told):
+    """Without its costs a file of sums had no uses at all, and a plan would have counted nothing for them."""
+
+    def fit(before=None):
+        made = SpectralRecommender(ITEMS, noise_multiplier=2.0, head=20, before=before)
+        return made.fit([[ITEMS[0], ITEMS[1]]] * 100, verbose=0)
+
+    fit(fit().released).save(tmp_path / "whole.npz")
+    with np.load(tmp_path / "whole.npz") as file:
+        arrays = dict(file)
+    assert len(SpectralRecommender.load(tmp_path / "whole.npz").uses) == arrays["released_fits"] == 2
+    for name in ("released_multipliers", "released_names"):
+        arrays[name] = arrays[name][:told]
+    np.savez(tmp_path / "less.npz", **arrays)
+    less = SpectralRecommender.load(tmp_path / "less.npz")
+    for tell in (lambda: less.uses, less.statement):
+        with pytest.raises(ValueError, match="do not tell their cost"):
+            tell()
+
 
 @pytest.mark.parametrize("epsilon", [0.5, 1.0, 3.0, 8.0])
 @pytest.mark.parametrize("delta", [1e-5, 1e-6])

@@ -150,6 +150,16 @@ def test_a_kill_at_any_write_leaves_the_directory_resumable_and_one_copy_at_most
         Process(tmp_path, training="copy")
 
 
+def test_of_two_trainings_in_one_ledger_each_goes_on_from_its_own_newest_state(tmp_path):
+    for training in ("one", "other"):
+        Process(tmp_path, training=training).fit(3, killed_at=3)
+    for training in ("one", "other"):
+        again = Process(tmp_path, training=training)
+        assert again.resumed.step == 2
+        again.model.get_weights()
+        again.die()
+
+
 def test_an_older_checkpoint_is_refused_after_its_training_was_released_without_one(tmp_path):
     first = Process(tmp_path)
     first.fit(4)
@@ -186,6 +196,19 @@ def test_a_checkpoint_that_the_ledger_does_not_hear_of_is_refused_before_a_step_
     with pytest.raises(ValueError, match="accountant=accountant"):
         process.fit(4)
     assert not read(process.path).paid
+    process.die()
+
+
+@pytest.mark.parametrize("unheard_first", [False, True])
+def test_one_checkpoint_of_two_that_the_ledger_does_not_hear_of_is_refused(tmp_path, unheard_first):
+    """A copy of what it holds could be resumed under the ledger beside the other one."""
+    process = Process(tmp_path)
+    unheard = TrainingCheckpoint(tmp_path / "unheard", every=2)
+    both = [unheard, process.checkpoint] if unheard_first else [process.checkpoint, unheard]
+    callbacks = [PrivacyBudget(process.accountant, 30.0), *both]
+    with pytest.raises(ValueError, match="accountant=accountant"):
+        process.model.fit(process.sampling.batches(rows), callbacks=callbacks, steps_per_epoch=4, verbose=0)
+    assert not read(process.path).paid and int(process.model.optimizer.iterations) == 0
     process.die()
 
 

@@ -121,6 +121,12 @@ def test_one_use_that_is_declared_in_several_places_costs_one(tmp_path, ledger):
     assert not ledger or len(read(path).paid) == 1
 
 
+def test_a_use_and_its_copies_cost_one():
+    use = tfdp_rec.privacy.Use(*COUNTS)
+    plan = plan_of(use, copy.copy(use), copy.deepcopy(use), pickle.loads(pickle.dumps(use)))
+    assert plan.accountant.epsilon() == pytest.approx(gaussians(5.0))
+
+
 def test_a_program_that_is_run_again_counts_a_pair_again_and_a_use_with_an_id_once(tmp_path):
     for number in (1, 2):
         plan = plan_of(COUNTS, tfdp_rec.privacy.Use(*COUNTS, id="of Monday"), ledger=tmp_path / "ledger.jsonl")

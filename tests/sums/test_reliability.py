@@ -184,6 +184,16 @@ def test_what_was_released_of_a_model_before_is_spent(tmp_path):
     assert releases(third) == [GaussianDpEvent(10.0)] * 2
 
 
+def test_two_reliabilities_of_one_noise_are_two_uses():
+    data = (IDS, CLICKS[:, None])
+    fits = [tfdp_rec.make_private(click_model(True), data, reliability=10.0, **SETTINGS) for _ in range(2)]
+    both = Accountant(GaussianDpEvent(1.0), PoissonSampling(ROWS, 400), delta=1e-5, accountant="rdp")
+    for _ in range(2):  # each by itself is counted once
+        for private in fits:
+            both.follow(private.model)
+    assert both.spent_besides == [(GaussianDpEvent(10.0), LABEL)] * 2
+
+
 def test_arrays_that_change_later_do_not_change_whose_rows_count_together():
     users = np.arange(ROWS) % 50
     settings = SETTINGS | {"batch_size": 20, "epochs": 1}

@@ -47,6 +47,10 @@ def table(model):
     return model.get_layer("items").get_weights()[0]
 
 
+def drawn(units):
+    return np.ones([len(units), 2], int), np.ones([len(units), 1], "f4")
+
+
 def accounted(model):
     accountant = Accountant(dp_accounting.GaussianDpEvent(1.0), PoissonSampling(1000, BATCH), 1e-4)
     accountant.follow(model)
@@ -220,7 +224,7 @@ def test_a_plan_that_refuses_the_optimizer_leaves_the_second_model_as_it_was():
     plan = tfdp_rec.PrivatePlan(sampling=sampling, epsilon=4.0, delta=1e-4, steps=5)
     first, other = model_of(), model_of(MORE)
     first.compile(tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, plan=plan), "mse")
-    train(first, batches(1))
+    first.fit(plan.batches(drawn), steps_per_epoch=1, verbose=0)
     plan.make_event = lambda noise: dp_accounting.GaussianDpEvent(1.1 * noise)
     before = table(other)
     for _ in range(2):  # the second time it is no compiled model either
@@ -235,16 +239,12 @@ def test_planned_noise_does_not_grow_and_a_copy_of_it_makes_no_step_of_the_plan(
     plan = tfdp_rec.PrivatePlan(sampling=order, epsilon=4.0, delta=1e-4, steps=6, correlation=correlation)
     first = model_of()
     first.compile(tfdp_rec.LazyDPFTRL(0.5, l2_norm_clip=1.0, plan=plan), "mse")
-
-    def fetch(units):
-        return np.ones([len(units), 2], int), np.ones([len(units), 1], "f4")
-
-    first.fit(order.batches(fetch), steps_per_epoch=2, verbose=0)
+    first.fit(order.batches(drawn), steps_per_epoch=2, verbose=0)
     with pytest.raises(ValueError, match="plans its noise for one model"):
         first.grow_into(model_of(MORE))
     copied = copy.deepcopy(first)
     with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
-        copied.train_on_batch(*batches(1)[0])
+        copied.train_on_batch(next(iter(order.batches(drawn, position=2))))
     assert int(copied.optimizer.iterations.numpy()) == 2 and plan.accountant.epsilon() <= 4.0
     assert first.grow_into(compiled(model_of(MORE))).privacy_history.snapshot().steps == 2
 
@@ -261,10 +261,11 @@ def test_a_plan_allows_no_step_to_weights_that_have_spent_other_than_planned():
     plan = tfdp_rec.PrivatePlan(sampling=PoissonSampling(1000, BATCH), epsilon=4.0, delta=1e-4, steps=8)
     other = model_of(MORE)
     other.compile(tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, plan=plan), "mse")
-    train(other, batches(1))
+    several = iter(plan.batches(drawn))
+    other.train_on_batch(next(several))
     first.grow_into(other)
     with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
-        train(other, batches(1))
+        other.train_on_batch(next(several))
 
 
 def test_steps_that_no_history_describes_do_not_go_along():

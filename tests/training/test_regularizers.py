@@ -302,6 +302,20 @@ def test_a_metric_given_to_compile_is_a_metric_before_it_has_seen_a_batch(by):
     np.testing.assert_array_equal(dense.get_weights()[0], before)
 
 
+@pytest.mark.parametrize("by", ["call", "loss"])
+def test_so_it_is_ahead_of_any_fit(by):
+    """In predictions, and in sums that are made by hand."""
+    seen = keras.metrics.MeanSquaredError()
+    inputs = keras.Input([3])
+    outputs = keras.layers.Dense(1)(inputs)
+    model = tfdp_rec.PrivateModel(inputs, Scaled(seen.result)(outputs) if by == "call" else outputs)
+    loss = (lambda y, p: tf.reduce_mean(tf.square(y - p), -1) * (1.0 + seen.result())) if by == "loss" else "mse"
+    model.compile(tfdp_rec.DPSGD(**BASICS, learning_rate=0.1), loss, metrics=[seen])
+    x, y = tf.ones([4, 3]), tf.ones([4, 1])
+    with pytest.raises(NotPrivate, match="metric"):
+        model(x) if by == "call" else tfdp_rec.clipping.clipped_sum(model, (x, y), 1.0)
+
+
 @pytest.mark.parametrize("by", ["a constraint", "a schedule"])
 def test_nor_may_they_in_a_loop_of_ones_own(by):
     seen = keras.metrics.Sum()

@@ -38,7 +38,7 @@ class WorkerStep:
         numbers, batch = draw_numbers(data), Batch.from_data(check_rows(data, shared), shared)
         with tf.control_dependencies(batch.tensors):
             with fetched(self._tables, self._reader(batch.examples)):
-                clip = tf.constant(self._step.model.optimizer.l2_norm_clip, tf.float32)
+                clip = tf.cast(tf.constant(self._step.model.optimizer.l2_norm_clip, tf.float64), tf.float32)
                 clipped = self._step.clipped_sum(batch, clip)
             with tf.control_dependencies([clipped.norms]):
                 self._send(clipped.gradients, rate)

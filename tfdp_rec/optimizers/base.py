@@ -358,7 +358,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         learning_rate = tf.cast(learning_rate_now(self), tf.float32)
         pace = tf.ones_like(learning_rate) if self.table_rule else self.pace_of(learning_rate, stddev)
         step = Step(clipped, batch, stddev, learning_rate, pace, upcoming or {}, source)
-        with after(demand_all(*self.refusals(step))):
+        # What is more than float32 holds is infinite, or no number, whatever noise is added to it.
+        largest = tf.maximum(tf.abs(tf.cast(learning_rate, tf.float64)), 1.0) * tf.cast(clipped.sensitivity, tf.float64)
+        held = (largest / tf.minimum(batch, 1.0) <= _LARGEST_MOVE) | (stddev == 0)
+        with after(demand_all((held, _TOO_LARGE), *self.refusals(step))):
             self.write(step, regularization or {})
 
     def write(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
@@ -531,4 +534,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
 _STALE = (
     "The clipped sum was taken for an earlier step, or was applied before: take it with "
     "tfdp_rec.clipping.clipped_sum just before optimizer.apply, once a step."
+)
+_LARGEST_MOVE = 2.0**100  # of one example; with a batch of them 2^-28 of what float32 holds
+_TOO_LARGE = (
+    "At this learning_rate or l2_norm_clip a gradient is more than float32 holds, and would show beside any noise: use "
+    "smaller ones."
 )

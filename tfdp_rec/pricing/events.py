@@ -69,12 +69,14 @@ class Kind(NamedTuple):
     priced_as: Callable[[Any], DpEvent] | None = None  # for classes that no accountant knows
 
 
+_LEAST_NOISE = 1e-100  # of less the square is no number to divide by
+
 KINDS: dict[type, Kind] = {
     dp_accounting.GaussianDpEvent: Kind(
-        "Gaussian noise of multiplier {noise_multiplier:g}", lambda event: event.noise_multiplier > 0
+        "Gaussian noise of multiplier {noise_multiplier:g}", lambda event: event.noise_multiplier >= _LEAST_NOISE
     ),
     dp_accounting.LaplaceDpEvent: Kind(
-        "Laplace noise of multiplier {noise_multiplier:g}", lambda event: event.noise_multiplier > 0
+        "Laplace noise of multiplier {noise_multiplier:g}", lambda event: event.noise_multiplier >= _LEAST_NOISE
     ),
     dp_accounting.NoOpDpEvent: Kind("nothing"),
     dp_accounting.NonPrivateDpEvent: Kind("a mechanism without a formal guarantee", lambda event: False),

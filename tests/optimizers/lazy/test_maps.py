@@ -152,6 +152,23 @@ def test_factors_of_what_has_no_full_rank():
         assert np.sum(np.array(pivots, float) > 0) == rank
 
 
+@EVERY
+@pytest.mark.parametrize("name", ["momentum", "nesterov"])
+def test_a_weight_moves_by_its_velocity_as_it_was_rounded(name, strategy):
+    """As if the noise of the last step had taken the velocity there."""
+    recursion, rng = RECURSIONS[name], np.random.default_rng(0)
+    kind, grid = Correlated(recursion, strategy), tf.constant(2.0**-6, tf.float64)
+    owed = kind.owed(tf.constant([0, 3, 6], tf.int64), tf.constant(NOW, tf.int64), history_of(kind))
+    rows = tuple(tf.constant(rng.normal(size=[3, 200])) for _ in range(kind.size))
+    noise = tf.constant(rng.normal(size=[3, kind.size, 200])) * owed.stddev[:, :, None]
+    exact, rounded = (kind.moved(rows, owed.coefficients, noise, on) for on in (NO_GRID, grid))
+    by_weight, by_velocity, *others = (np.asarray(one - other) for one, other in zip(rounded, exact, strict=True))
+    assert 2.0**-8 < np.max(np.abs(by_velocity)) <= 2.0**-7 and not np.any(np.asarray(rounded[1]) % 2.0**-6)
+    share = 1 + recursion.momentum * recursion.nesterov
+    np.testing.assert_allclose(by_weight, share * by_velocity, atol=1e-12)
+    assert not np.any(others)
+
+
 @pytest.mark.parametrize("rate", [1e-8, 1e4])
 def test_no_scale_of_learning_rate_loses_noise(rate):
     """Over hundreds of steps, a schedule that falls by ten thousand, in a history that grew."""

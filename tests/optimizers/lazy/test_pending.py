@@ -25,6 +25,7 @@ from tfdp_rec.optimizers.lazy.pending import (
     WithMomentum,
     WithoutMomentum,
     pending,
+    step_on,
 )
 from tfdp_rec.optimizers.rules import Recursion
 
@@ -166,6 +167,28 @@ def test_what_a_row_does_without_noise(recursion):
         assert weights[row, 0] == pytest.approx(expected[0], rel=2e-6)
         if recursion.has_velocity:
             assert velocities[row, 0] == pytest.approx(expected[1], rel=2e-6)
+
+
+@pytest.mark.parametrize("name", ["momentum", "nesterov", "little momentum"])
+def test_a_weight_moves_by_its_velocity_as_it_was_rounded(name):
+    """By the unrounded one it would show the bits that the rounding takes: of one Gaussian there are two roundings."""
+    recursion, grid, rng = RECURSIONS[name], tf.constant(2.0**-6, tf.float64), np.random.default_rng(0)
+    kind, since = WithMomentum(recursion), [0, 3, 6]  # at the end one owed step, which is the last
+    rows = tuple(tf.constant(rng.normal(size=[3, 200])) for _ in range(2))
+    owed = kind.owed(tf.constant(since, tf.int64), tf.constant(len(RATES), tf.int64), history_of(kind))
+    noise = tf.constant(rng.normal(size=[3, 2, 200])) * owed.stddev[:, :, None]
+    exact, rounded = (kind.moved(rows, owed.coefficients, noise, on) for on in (NO_GRID, grid))
+    by_weight, by_velocity = (np.asarray(one - other) for one, other in zip(rounded, exact, strict=True))
+    assert 2.0**-8 < np.max(np.abs(by_velocity)) <= 2.0**-7 and not np.any(np.asarray(rounded[1]) % 2.0**-6)
+    for row, at in enumerate(since):
+        effect, _ = effects(recursion, at, len(RATES))
+        share = effect[:, 0] @ effect[:, 1] / (effect[:, 1] @ effect[:, 1])
+        np.testing.assert_allclose(by_weight[row], share * by_velocity[row], atol=1e-12)
+    weight, velocity = step_on(grid, recursion, rows, noise[:, 0], 0.5)  # that is made at once
+    moved = np.asarray(velocity - recursion.momentum * rows[1])
+    expected = recursion.momentum * velocity + moved if recursion.nesterov else velocity
+    np.testing.assert_allclose(weight - rows[0], expected, atol=1e-12)
+    assert not np.any(np.asarray(velocity) % 2.0**-6)
 
 
 def test_constant_rates_give_the_geometric_sums():
