@@ -68,7 +68,7 @@ CONTRACT = (
     "test_config_holds_every_argument",
     "test_config_makes_the_same_again",
     "test_noise_is_never_in_the_config",
-    "test_setters_check_what_they_are_given",
+    "test_every_setting_is_fixed",
     "test_raw_gradients_are_refused",
     "test_it_must_be_told_its_tables_and_serves_one_model",
     "test_untrained_models_are_saved_too",

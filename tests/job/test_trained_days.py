@@ -12,7 +12,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from job.conftest import train
 
-from tfdp_rec.spending.entries import DRAWN, Entry
+from tfdp_rec.spending.entries import Entry
 
 SMALL = ["--steps", "3", "--batch-size", "80", "--width", "4", "--hidden", "0"]
 NAMES = [f"thing-{n:02}-{'abcdefghij'[n % 10] * 9}" for n in range(20)]
@@ -55,7 +55,7 @@ def test_another_runs_model_is_not_gone_on_with(root, capsys):
     model = keras.models.load_model(path)
     bare = type(model).from_config(model.get_config())
     bare.compile("sgd")
-    model.privacy_history.add_entry(Entry(GaussianDpEvent(9.0), 1, DRAWN, label="counts of another run"))
+    model.privacy_history.add_entry(Entry(GaussianDpEvent(9.0), 1, label="counts of another run"))
     for other in (model, bare):
         path.unlink()
         other.save(path)

@@ -348,7 +348,9 @@ class PrivateTraining(ReleaseMethods):
         # A dataset without a known length ends with a step without a batch, of which TensorFlow may run the operations
         # that need none, such as the count and the noise. So everything waits for the batch.
         with tf.control_dependencies(batch.tensors):
-            clipped = self.private_step.clipped_sum(batch, tf.cast(tf.constant(self.optimizer.l2_norm_clip, tf.float64), tf.float32))
+            clipped = self.private_step.clipped_sum(
+                batch, tf.cast(tf.constant(self.optimizer.l2_norm_clip, tf.float64), tf.float32)
+            )
             regularization = self.private_step.regularization()
             with self.release.in_step():  # which reads weights eagerly, if the model is run so
                 self.optimizer.apply(
