@@ -5,7 +5,7 @@ A mechanism is given either its numbers (`Numbers`) or a plan that completes the
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, NotRequired, TypedDict
+from typing import Any, NotRequired, Protocol, TypedDict
 
 import keras
 
@@ -13,8 +13,12 @@ from tfdp_rec.clipping.weights import Auto
 from tfdp_rec.noise import NoiseSource
 from tfdp_rec.optimizers.rules import TableRule
 
-if TYPE_CHECKING:
-    from tfdp_rec.private_plan import PrivatePlan
+
+class Plan(Protocol):
+    """A `tfdp_rec.PrivatePlan`, which stands on the optimizers."""
+
+    def complete(self, settings: dict[str, Any], /) -> dict[str, Any]:
+        """An optimizer's settings, completed from the plan."""
 
 
 class Options(TypedDict, total=False):
@@ -41,7 +45,7 @@ class Numbers(Options):
 class Planned(Options):
     """A plan, and what is not to be the plan's."""
 
-    plan: PrivatePlan
+    plan: Plan
     l2_norm_clip: NotRequired[float | Auto]
     noise_multiplier: NotRequired[float]
     expected_batch_size: NotRequired[float]

@@ -77,14 +77,8 @@ class AdaFEST(SelectingOptimizer):
         per_value: bool = ..., preselection: Preselection | None = ..., **settings: Unpack[Planned],
     ) -> None: ...
     def __init__(
-        self,
-        learning_rate: Any,
-        *,
-        contribution_clip: float,
-        contribution_noise_multiplier: float,
-        threshold: float,
-        per_value: bool = False,
-        **settings: Any,
+        self, learning_rate: Any, *, contribution_clip: float, contribution_noise_multiplier: float, threshold: float,
+        per_value: bool = False, **settings: Any,
     ):
         super().__init__(learning_rate, **settings)
         self.contribution_clip, self.contribution_noise_multiplier = contribution_clip, contribution_noise_multiplier
