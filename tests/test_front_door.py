@@ -73,11 +73,13 @@ def plain(plan: tfdp_rec.PrivatePlan, chosen: tfdp_rec.Preselection, walk: Corre
     tfdp_rec.DPSGD(0.1, plan=plan, l2_norm_clip=0.5)
     tfdp_rec.FEST(0.1, plan=plan, preselection=chosen)
     tfdp_rec.LazyDPFTRL(0.1, plan=plan)
+    tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, expected_batch_size=64)  # wrong
     tfdp_rec.DPSGD(0.1, {NUMBERS}, momentun=0.9)  # wrong
     tfdp_rec.DPSGD(0.1, {NUMBERS.replace("auto", "atuo")})  # wrong
     tfdp_rec.FEST(0.1, plan=plan)  # wrong
     tfdp_rec.DPFTRL(0.1, {NUMBERS})  # wrong
     tfdp_rec.LazyDPSDG(0.1, {NUMBERS})  # wrong
+    tfdp_rec.LazyDPSGD(0.1, plan="a plan")  # wrong
 """
 PROGRAMS = pytest.mark.parametrize("program", [PROGRAM, FORMS], ids=["README", "mechanisms"])
 

@@ -84,7 +84,7 @@ def test_what_the_rule_gives_is_what_the_layer_gives():
             batch = {"ids": ids} if weights is None else {"ids": ids, "by": weights}
             model, batch = scored([bag(combiner)], lambda p, b: p[0](b["ids"], b.get("by")), batch)
             found = clipped_sum(model, batch, 1.0, training=False)
-            np.testing.assert_allclose(found.losses, model.per_example_loss(batch), rtol=1e-5, atol=1e-6)
+            np.testing.assert_allclose(found.losses, model.per_example_loss(batch, training=True), rtol=1e-5, atol=1e-6)
 
 
 def test_a_bag_is_a_table_that_lazy_training_knows():
