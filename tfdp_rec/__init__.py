@@ -8,42 +8,12 @@ model.compile(optimizer=tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multipli
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
-from tfdp_rec.lazily import imported_when_asked
-from tfdp_rec.mechanisms import MECHANISMS
+from tfdp_rec.lazily import imported_when_asked, names_for_checkers
 from tfdp_rec.registration import register
 
 __version__ = "0.4.0"
-
-# Loaded when first asked for, so that `tfdp-rec --help` or an accountant need not wait for TensorFlow.
-_HOMES = {
-    "PrivateModel": "training",
-    "PrivateTraining": "training",
-    "validate": "training",
-    "RecallAtK": "training",
-    "PrivatePlan": "private_plan",
-    "make_private": "private_fit",
-    **{mechanism.class_name: "optimizers" for mechanism in MECHANISMS},
-    "Preselection": "optimizers",
-    "NotPrivate": "refused",
-    "CandidateScores": "clipping",
-    "TowerScores": "clipping",
-    "Negatives": "clipping",
-    "audit": "audit",
-    "callbacks": "callbacks",
-    "clipping": "clipping",
-    "data": "data",
-    "datasets": "datasets",
-    "distribute": "distribute",
-    "federated": "federated",
-    "mechanisms": "mechanisms",
-    "models": "models",
-    "noise": "noise",
-    "optimizers": "optimizers",
-    "metrics": "metrics",
-    "privacy": "privacy",
-    "spectral": "spectral",
-}
 
 # Names of TF Privacy, Opacus and TFRS, and what does their work here.
 _SGD = "tfdp_rec.DPSGD, or tfdp_rec.LazyDPSGD, which is as private and faster on large tables"
@@ -62,20 +32,54 @@ _ELSEWHERE = {
     "Retrieval": "tfdp_rec.CandidateScores(vocabulary=ids, width=32, negatives=100), or tfdp_rec.TowerScores",
 }
 
-__all__ = [*_HOMES, "__version__"]
-__getattr__ = imported_when_asked(__name__, _HOMES, _ELSEWHERE)
+# Loaded when first asked for, so that `tfdp-rec --help` or an accountant need not wait for TensorFlow.
+if TYPE_CHECKING:
+    from tfdp_rec import audit as audit
+    from tfdp_rec import callbacks as callbacks
+    from tfdp_rec import clipping as clipping
+    from tfdp_rec import data as data
+    from tfdp_rec import datasets as datasets
+    from tfdp_rec import distribute as distribute
+    from tfdp_rec import federated as federated
+    from tfdp_rec import mechanisms as mechanisms
+    from tfdp_rec import metrics as metrics
+    from tfdp_rec import models as models
+    from tfdp_rec import noise as noise
+    from tfdp_rec import optimizers as optimizers
+    from tfdp_rec import privacy as privacy
+    from tfdp_rec import spectral as spectral
+    from tfdp_rec.clipping import CandidateScores as CandidateScores
+    from tfdp_rec.clipping import Negatives as Negatives
+    from tfdp_rec.clipping import TowerScores as TowerScores
+    from tfdp_rec.optimizers import DPFTRL as DPFTRL
+    from tfdp_rec.optimizers import DPSGD as DPSGD
+    from tfdp_rec.optimizers import EANA as EANA
+    from tfdp_rec.optimizers import FEST as FEST
+    from tfdp_rec.optimizers import AdaFEST as AdaFEST
+    from tfdp_rec.optimizers import ExponentialSelectionSGD as ExponentialSelectionSGD
+    from tfdp_rec.optimizers import LazyDPFTRL as LazyDPFTRL
+    from tfdp_rec.optimizers import LazyDPSGD as LazyDPSGD
+    from tfdp_rec.optimizers import Preselection as Preselection
+    from tfdp_rec.private_fit import make_private as make_private
+    from tfdp_rec.private_plan import PrivatePlan as PrivatePlan
+    from tfdp_rec.refused import NotPrivate as NotPrivate
+    from tfdp_rec.training import PrivateModel as PrivateModel
+    from tfdp_rec.training import PrivateTraining as PrivateTraining
+    from tfdp_rec.training import RecallAtK as RecallAtK
+    from tfdp_rec.training import validate as validate
 
 
 def _classes() -> Iterator[tuple[str, str]]:
     # The classes that a saved model may name.
-    from tfdp_rec import models
-
-    for module, homes in (("tfdp_rec", _HOMES), ("tfdp_rec.models", models.HOMES)):
-        yield from ((module, name) for name, home in homes.items() if name != home)
+    for module in ("tfdp_rec", "tfdp_rec.models"):
+        yield from ((module, name) for name, home in names_for_checkers(module).items() if home != module)
 
 
 register(__name__, _classes)
 
+if not TYPE_CHECKING:
+    __getattr__, __all__ = imported_when_asked(__name__, _ELSEWHERE)
+    __all__ += ["__version__"]
 
-def __dir__() -> list[str]:
-    return sorted(__all__)
+    def __dir__():
+        return sorted(__all__)

@@ -1,8 +1,8 @@
 """The only list of the mechanisms: names, classes and properties.
 
 A record imports its class when it is asked for, so that `tfdp-rec --help` does not wait for TensorFlow. A new mechanism
-is its file in `optimizers`, its import in `optimizers/__init__.py` and its record here; commands, clusters, reports and
-the tests that all mechanisms must pass take it from here.
+is its file in `optimizers`, its imports in `optimizers/__init__.py` and `tfdp_rec/__init__.py` and its record here;
+commands, clusters, reports and the tests that all mechanisms must pass take it from here.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, Never, Unpack
 
 import keras
 import numpy as np
@@ -36,6 +36,7 @@ from tfdp_rec.clipping.weights import Auto
 from tfdp_rec.datasets.unit_ids import unit_numbers
 from tfdp_rec.keras_internals import compile_arguments, functional_class, layers_within
 from tfdp_rec.mechanisms import MECHANISMS
+from tfdp_rec.optimizers.arguments import Options
 from tfdp_rec.optimizers.noise_walk import first_dense_optimizer, first_rate
 from tfdp_rec.private_plan import PrivatePlan
 from tfdp_rec.sampling.schemes import PoissonSampling
@@ -168,10 +169,20 @@ class _Release:
             return self._made
 
 
+class Settings(Options, total=False):
+    """Further settings of `make_private`: of `LazyDPSGD`, and of `PrivateModel.compile`."""
+
+    aggregate_noise: bool
+    microbatch_size: int | None
+    diagnostics: bool
+    adapted_to_public_data: bool
+
+
 def make_private(
-    model: keras.Model, data: Any, *others: Any, epsilon: float, batch_size: int, epochs: int,
+    model: keras.Model, data: Any, *others: Never, epsilon: float, batch_size: int, epochs: int,
     learning_rate: Any = None, delta: float | None = None, unit: Any = None, mechanism: str = "LazyDPSGD",
-    l2_norm_clip: float | Auto = 1.0, accountant: str = "pld", reliability: float | None = None, **settings: Any,
+    l2_norm_clip: float | Auto = 1.0, accountant: str = "pld", reliability: float | None = None,
+    **settings: Unpack[Settings],
 ) -> PrivateFit:
     """Makes a model's training private.
 
@@ -233,19 +244,19 @@ def make_private(
     kind = _mechanism(mechanism)
     _warn_of_earlier_steps(model)
     private, compiled = _private_form(model, data), _compiled_with(model)
-    compiled |= {name: settings.pop(name) for name in _OPTIONS_OF_COMPILE if name in settings}
+    further: dict[str, Any] = {**settings}
+    compiled |= {name: further.pop(name) for name in _OPTIONS_OF_COMPILE if name in further}
     _refuse_unfit(private, compiled, data)
     release = None if reliability is None else _Release(reliability, data, unit, _click_loss(compiled, data, private))
     plan = PrivatePlan(
         sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs, l2_norm_clip=l2_norm_clip,
         accountant=accountant, spent=[release.use] if release else [],
     )
-    if learning_rate is None and settings.get("table_rule") is not None:
+    if learning_rate is None and further.get("table_rule") is not None:
         raise ValueError("table_rule= needs learning_rate=: there is a default for plain SGD alone.")
     if learning_rate is None:
-        dense_optimizer = first_dense_optimizer(plan.steps, settings.get("weight_decay", 0.0))
-        settings = {"dense_optimizer": dense_optimizer, **settings}
-    private.compile(kind(_SMALL if learning_rate is None else learning_rate, plan=plan, **settings), **compiled)
+        further = {"dense_optimizer": first_dense_optimizer(plan.steps, further.get("weight_decay") or 0.0), **further}
+    private.compile(kind(_SMALL if learning_rate is None else learning_rate, plan=plan, **further), **compiled)
     if release:
         release.traced(private)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import importlib
 import importlib.machinery
 import importlib.util
+import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
@@ -20,14 +21,24 @@ def register(package: str, names: Callable[[], Iterable[tuple[str, str]]]) -> No
     """Enters classes, (module, class) pairs, in Keras' registry, now or as soon as Keras is imported."""
 
     def enter() -> None:
+        _refuse_backend(importlib.import_module("keras").config.backend())
         registry = importlib.import_module("keras").saving.get_custom_objects()
         for module, name in names():
             registry.setdefault(f"{package}>{name}", StandIn(module, name))
 
+    _refuse_backend(os.environ.get("KERAS_BACKEND") or "tensorflow")
     if hasattr(sys.modules.get("keras"), "saving"):
         enter()
     else:
         sys.meta_path.insert(0, _WhenImported("keras", enter))
+
+
+def _refuse_backend(name: str) -> None:
+    if name != "tensorflow":
+        raise ImportError(
+            f"{__package__} trains on TensorFlow, and Keras' backend is {name}: set KERAS_BACKEND=tensorflow before "
+            "the first import of keras."
+        )
 
 
 class StandIn:

@@ -321,7 +321,8 @@ def eana(settings: dict[str, Any], own: Setting) -> Any:
 def choosing(settings: dict[str, Any], own: Setting) -> Any:
     """AdaFEST."""
     votes, gradients = split_noise_multiplier(settings["noise_multiplier"], VOTES)
-    choice = {"contribution_clip": 1.0, "contribution_noise_multiplier": votes, "threshold": THRESHOLD * votes}
+    choice: dict[str, Any] = {"contribution_clip": 1.0, "contribution_noise_multiplier": votes}
+    choice["threshold"] = THRESHOLD * votes
     return tfdp_rec.AdaFEST(**{**settings, "noise_multiplier": gradients}, **choice)
 
 

@@ -196,7 +196,7 @@ def _items(day: _Day, budget: Any, before: Any = None, counted: Any = None) -> A
     if budget.items is None:
         return Items(list(range(1, Stream.tastes * Stream.items + 1)))
     known: list[Any] = before.ids.to_pylist() if before else []
-    log = day.log if counted is None else UserSubset(day.log, np.flatnonzero(counted))
+    log: Any = day.log if counted is None else UserSubset(day.log, np.flatnonzero(counted))
     found = private_items(log, epsilon=budget.items[0], delta=budget.items[1], known=known)
     return Items([*known, *found.terms])
 

@@ -204,7 +204,8 @@ def test_a_list_is_an_example_of_a_ranking_loss(name):
     labels = RNG.integers(0, 3, [SIZE, 4]).astype("float32")
     optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=SIZE)
     model.compile(optimizer, loss=getattr(keras_rs.losses, name)())
-    alone = [float(model.per_example_loss((WEIGHTS[n : n + 1], labels[n : n + 1]))[0]) for n in range(SIZE)]
-    np.testing.assert_allclose(model.per_example_loss((WEIGHTS, labels)), alone, rtol=1e-5)
+    rows = [(WEIGHTS[n : n + 1], labels[n : n + 1]) for n in range(SIZE)]
+    alone = [float(model.per_example_loss(row, training=True)[0]) for row in rows]
+    np.testing.assert_allclose(model.per_example_loss((WEIGHTS, labels), training=True), alone, rtol=1e-5)
     found = clipped_sum(model, (WEIGHTS, labels), 1.0)
     np.testing.assert_allclose(found.losses, alone, rtol=1e-5)

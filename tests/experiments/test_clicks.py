@@ -275,7 +275,7 @@ def test_both_models_are_private_and_their_loss_is_the_mean_of_a_units_rows(widt
     ids, numbers = rng.integers(0, 9, (5, 3, 2)).astype("int32"), rng.normal(size=(5, 3, 1)).astype("float32")
     inputs = {"ids": ids, "numbers": numbers}
     labels, there = rng.integers(0, 2, (5, 3)).astype("float32"), np.tile([1, 1, 0], (5, 1)).astype("float32")
-    losses = model.per_example_loss((inputs, labels, there)).numpy()
+    losses = model.per_example_loss((inputs, labels, there), training=True).numpy()
     z = model(inputs).numpy()
     expected = (there * (np.logaddexp(0, z) - labels * z)).sum(1) / 2
     np.testing.assert_allclose(losses, expected, rtol=1e-5)

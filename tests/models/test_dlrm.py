@@ -80,7 +80,8 @@ def test_clipping_agrees_with_each_examples_own_backward_pass(pooling):
     total = {v.path: np.zeros(v.shape) for v in model.trainable_variables}
     for i in range(9):
         with tf.GradientTape() as tape:
-            loss = model.per_example_loss(({k: v[i : i + 1] for k, v in inputs.items()}, data[1][i : i + 1]))
+            row = {k: v[i : i + 1] for k, v in inputs.items()}, data[1][i : i + 1]
+            loss = model.per_example_loss(row, training=True)
         gradients = [tf.convert_to_tensor(g).numpy() for g in tape.gradient(loss, variables)]
         norm = np.sqrt(sum(np.sum(g**2) for g in gradients))
         for variable, gradient in zip(model.trainable_variables, gradients):

@@ -119,7 +119,7 @@ def _answer(parser: argparse.ArgumentParser, given: list[str]) -> int:
     with interruption.answered():
         try:
             return args.run(args)
-        except (KeyboardInterrupt, ValueError, OSError) as problem:
+        except (KeyboardInterrupt, ValueError, OSError, ImportError) as problem:
             if os.environ.get("TFDP_REC_DEBUG"):
                 raise
             if isinstance(problem, KeyboardInterrupt):

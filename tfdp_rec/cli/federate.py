@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.federated import accounting
 from tfdp_rec.federated.settings import FederatedSettings, Nodes, refuse_more_than
+from tfdp_rec.lazily import optional
 from tfdp_rec.settings import add_options, chosen
 from tfdp_rec.spending import ledger
 from tfdp_rec.spending.statement import rounded_up
@@ -73,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
     users = sorted(mind.read(settings.data, title_length=8, body_length=16).by_user())
     refuse_more_than(len(users), count)
     _refuse_others(settings, nodes, users[:count])
-    _refuse_without_flower()
+    optional("flwr", "federated")
     simulate(settings, nodes)
     print(spent(nodes))
     return 0
@@ -120,11 +120,6 @@ def _checked(settings: FederatedSettings) -> FederatedSettings:
     if not Path(settings.data).is_dir() or not settings.data:
         raise ValueError(f"--data must be a folder with news.tsv and behaviors.tsv, got {settings.data!r}.")
     return settings
-
-
-def _refuse_without_flower() -> None:
-    if importlib.util.find_spec("flwr") is None:
-        raise ValueError("Flower is missing; install it with  pip install 'tfdp-rec[federated]'.")
 
 
 def _whole_paths(settings: FederatedSettings) -> FederatedSettings:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import contextlib
-import importlib.util
 import threading
 
 from tfdp_rec import quiet
+from tfdp_rec.lazily import optional
 from tfdp_rec.settings import whole
 
 HELP = """\
@@ -34,8 +34,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
-    if importlib.util.find_spec("uvicorn") is None:
-        raise ValueError("uvicorn is missing; install it with  pip install 'tfdp-rec[serve]'.")
+    optional("uvicorn", "serve")
     quiet.import_tensorflow()
     from tfdp_rec.job.run_folder import servable_in
     from tfdp_rec.serving.rest import Served

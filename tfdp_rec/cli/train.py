@@ -17,6 +17,7 @@ from tfdp_rec.files import hold, let_go
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.run_folder import LEDGER
 from tfdp_rec.job.settings import POISSON, SHUFFLED, JobSettings
+from tfdp_rec.lazily import optional
 from tfdp_rec.settings import add_options, chosen, whole
 
 if TYPE_CHECKING:
@@ -66,6 +67,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains and writes the run folder."""
+    for library in ("pyarrow", "matplotlib", "markdown_it", "tensorboard"):  # before anything is read or paid for
+        optional(library, "job")
     verbose = 0 if args.quiet else (1 if sys.stdout.isatty() else 2)
     _refuse_combinations(args)
     checkpoint = _resumed(args) if args.resume else None

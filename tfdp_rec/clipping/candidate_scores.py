@@ -14,12 +14,13 @@ queries and positives, such as one for each place of a sequence; it is still cli
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import keras
 import numpy as np
 import tensorflow as tf
+from numpy.typing import ArrayLike
 
 from tfdp_rec.clipping import factors, rules
 from tfdp_rec.clipping.negatives import (
@@ -96,7 +97,7 @@ class CandidateScores(keras.layers.Layer):
         remove_accidental_hits: bool = True,
         *,
         negatives: int | Negatives | None = None,
-        vocabulary: Sequence[Any] | None = None,
+        vocabulary: ArrayLike | None = None,
         temperature: float = 1.0,
         num_hard_negatives: int | None = None,
         **kwargs: Any,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import keras
 import tensorflow as tf
@@ -23,7 +23,15 @@ SumOf = Callable[[Clipping, Any, Any], ClippedSum]
 """The clipped sum of one part, from the clipping, the part and its `Share` of the batch."""
 
 
-@tf.autograph.experimental.do_not_convert
+F = TypeVar("F", bound=Callable[..., Any])
+
+
+def _as_it_is(function: F) -> F:
+    # TensorFlow's decorator has no types.
+    return tf.autograph.experimental.do_not_convert(function)
+
+
+@_as_it_is
 def clipped_sum(
     model: keras.Model,
     batch: Any,

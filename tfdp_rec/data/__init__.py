@@ -1,13 +1,14 @@
 """Sampling schemes, the look-ahead stage and data sets."""
 
-from tfdp_rec.datasets.logs.interactions import Interactions
-from tfdp_rec.datasets.logs.items import Items
+from typing import TYPE_CHECKING
+
 from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.datasets.movielens import files as movielens
 from tfdp_rec.datasets.movielens import generated as synthetic
 from tfdp_rec.datasets.next_item import NextItemExamples
 from tfdp_rec.datasets.padded import padded
 from tfdp_rec.datasets.timelines import Timelines
+from tfdp_rec.lazily import imported_when_asked
 from tfdp_rec.sampling.bounded_stream import BoundedStream
 from tfdp_rec.sampling.orders import FixedOrder
 from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
@@ -17,3 +18,10 @@ __all__ = [
     "BoundedStream", "FixedOrder", "Interactions", "Items", "NextItemExamples", "PoissonSampling", "Sampling",
     "Timelines", "lookahead", "mind", "movielens", "padded", "synthetic",
 ]  # fmt: skip
+
+# They stand on PyArrow, which an extra brings.
+if TYPE_CHECKING:
+    from tfdp_rec.datasets.logs.interactions import Interactions
+    from tfdp_rec.datasets.logs.items import Items
+else:
+    __getattr__, _ = imported_when_asked(__name__)

@@ -25,15 +25,17 @@ Reference:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tfdp_rec.datasets.log import PADDING, values_at
-from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.timelines import Timelines
 from tfdp_rec.negative_shares import checked_counts, different, inclusion
+
+if TYPE_CHECKING:
+    from tfdp_rec.datasets.logs.interactions import Interactions
 
 Features = dict[str, NDArray[Any]]
 

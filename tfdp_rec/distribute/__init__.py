@@ -1,10 +1,15 @@
 """Private training beyond one machine: parameter servers that hold the tables and draw their noise."""
 
-from tfdp_rec.distribute.cluster import Cluster
-from tfdp_rec.distribute.local_cluster import LocalCluster
+from typing import TYPE_CHECKING
+
+from tfdp_rec.distribute.cluster import Cluster as Cluster
+from tfdp_rec.distribute.local_cluster import LocalCluster as LocalCluster
 from tfdp_rec.lazily import imported_when_asked
 
-__all__ = ["Cluster", "LocalCluster", "ParameterServerTrainer", "ServerLost"]
-
 # A launcher or a cluster description need not wait for Keras.
-__getattr__ = imported_when_asked(__name__, {"ParameterServerTrainer": "trainer", "ServerLost": "connection"})
+if TYPE_CHECKING:
+    from tfdp_rec.distribute.connection import ServerLost as ServerLost
+    from tfdp_rec.distribute.trainer import ParameterServerTrainer as ParameterServerTrainer
+else:
+    __getattr__, __all__ = imported_when_asked(__name__)
+    __all__ += ["Cluster", "LocalCluster"]

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 from tfdp_rec.lazily import imported_when_asked
 
-HOMES = {
-    "DLRM": "dlrm",
-    "KGEntity": "kg_entity",
-    "PCTR": "pctr",
-    "SASRec": "sasrec",
-    "TwoTower": "two_tower",
-    "news": "news",
-}
-
-__all__ = [*HOMES]
-__getattr__ = imported_when_asked(__name__, HOMES)
+if TYPE_CHECKING:
+    from tfdp_rec.models import news as news
+    from tfdp_rec.models.dlrm import DLRM as DLRM
+    from tfdp_rec.models.kg_entity import KGEntity as KGEntity
+    from tfdp_rec.models.pctr import PCTR as PCTR
+    from tfdp_rec.models.sasrec import SASRec as SASRec
+    from tfdp_rec.models.two_tower import TwoTower as TwoTower
+else:
+    __getattr__, __all__ = imported_when_asked(__name__)

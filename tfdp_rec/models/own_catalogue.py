@@ -6,12 +6,11 @@ The model that has other items is a second one (`PrivateTraining.grow_into`), wh
 from __future__ import annotations
 
 import zipfile
-from collections.abc import Sequence
 from typing import Any, TypeVar
 
 import keras
 import numpy as np
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tfdp_rec.datasets.log import PADDING
 from tfdp_rec.files import Path
@@ -44,7 +43,7 @@ class OwnCatalogue:
         """Layers with a table that has a row for padding and then one for each item."""
         raise NotImplementedError
 
-    def grow(self: Model, new_ids: Sequence[int], prior: Sequence[float] | None = None) -> Model:
+    def grow(self: Model, new_ids: ArrayLike, prior: ArrayLike | None = None) -> Model:
         """A model of further items, which goes on where this one stopped: see `PrivateTraining.grow_into`.
 
         Args:

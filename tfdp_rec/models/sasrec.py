@@ -19,7 +19,7 @@ Reference:
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Any
 
 import keras
@@ -27,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 from dp_accounting import DpEvent
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.clipping.negatives import of_batch
@@ -91,13 +91,13 @@ class SASRec(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrainin
 
     def __init__(
         self,
-        vocabulary: Sequence[int],
+        vocabulary: ArrayLike,
         width: int = 64,
         history_length: int = 50,
         num_blocks: int = 1,
         num_heads: int = 2,
         hidden: int | None = None,
-        prior: Sequence[float] | None = None,
+        prior: ArrayLike | None = None,
         sums: dict[str, Any] | None = None,
         **kwargs: Any,
     ):

@@ -22,6 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
+from numpy.typing import ArrayLike
 
 from tfdp_rec.clipping import CandidateScores
 from tfdp_rec.clipping.negatives import of_batch
@@ -74,10 +75,10 @@ class TwoTower(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrain
 
     def __init__(
         self,
-        vocabulary: Sequence[int],
+        vocabulary: ArrayLike,
         width: int = 128,
         hidden: int = 128,
-        prior: Sequence[float] | None = None,
+        prior: ArrayLike | None = None,
         history_length: int = 20,
         ks: Sequence[int] = (1, 5, 10, 20),
         **kwargs: Any,
@@ -192,7 +193,7 @@ def _with_one(query: tf.Tensor) -> tf.Tensor:
     return tf.concat([query, tf.ones_like(query[:, :1])], axis=1)
 
 
-def checked_prior(prior: Sequence[float] | None, movies: int) -> np.ndarray:
+def checked_prior(prior: ArrayLike | None, movies: int) -> np.ndarray:
     """The popularity of so many movies as shares; uniform for None."""
     if prior is None:
         return np.full(movies, 1.0 / movies)

@@ -5,20 +5,18 @@ is for plain arrays of your own that are released once. docs/privacy-noise.md sa
 does not.
 """
 
+from typing import TYPE_CHECKING
+
 from tfdp_rec.lazily import imported_when_asked
 
-__all__ = ["EntropyNoise", "KeyedNoise", "NoiseSource", "Request", "SecureNoise", "release", "truncation_delta"]
-
 # A federated client draws words (`words`) and never loads TensorFlow.
-__getattr__ = imported_when_asked(
-    __name__,
-    {
-        "EntropyNoise": "gaussian",
-        "KeyedNoise": "keyed",
-        "NoiseSource": "base",
-        "Request": "base",
-        "SecureNoise": "secure",
-        "release": "words",
-        "truncation_delta": "tails",
-    },
-)
+if TYPE_CHECKING:
+    from tfdp_rec.noise.base import NoiseSource as NoiseSource
+    from tfdp_rec.noise.base import Request as Request
+    from tfdp_rec.noise.gaussian import EntropyNoise as EntropyNoise
+    from tfdp_rec.noise.keyed import KeyedNoise as KeyedNoise
+    from tfdp_rec.noise.secure import SecureNoise as SecureNoise
+    from tfdp_rec.noise.tails import truncation_delta as truncation_delta
+    from tfdp_rec.noise.words import release as release
+else:
+    __getattr__, __all__ = imported_when_asked(__name__)

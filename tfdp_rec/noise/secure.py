@@ -31,6 +31,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.lazily import optional
 from tfdp_rec.noise.base import NoiseSource, Request
 from tfdp_rec.noise.box_muller import gaussian_pairs
 from tfdp_rec.shared_graphs import SharedGraph
@@ -60,6 +61,7 @@ class SecureNoise(NoiseSource):
     secret = True
 
     def __init__(self) -> None:
+        optional("cryptography", "secure")  # now, before anything is paid for
         self._streams = threading.local()  # one for each thread: a cipher's context must not be shared
 
     @tf.autograph.experimental.do_not_convert

@@ -18,7 +18,7 @@ import copy
 import dataclasses
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack, overload
 
 import dp_accounting
 import keras
@@ -32,6 +32,7 @@ from tfdp_rec.demands import Check, demand_all, given
 from tfdp_rec.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.noise.meeting import grid_of
 from tfdp_rec.optimizers import checks
+from tfdp_rec.optimizers.arguments import Numbers, Planned
 from tfdp_rec.optimizers.rules import Recursion, Rows, TableRule
 from tfdp_rec.optimizers.tables import Operations, Table, after
 from tfdp_rec.refused import NotPrivate
@@ -194,7 +195,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
     noise_multiplier = Setting(checks.not_negative)
     expected_batch_size = Setting()
 
-    def __init__(
+    @overload
+    def __init__(self, learning_rate: Any, **settings: Unpack[Numbers]) -> None: ...
+    @overload
+    def __init__(self, learning_rate: Any, **settings: Unpack[Planned]) -> None: ...
+    def __init__(  # type: ignore[misc]  # the metaclass takes the plan
         self,
         learning_rate: Any,
         *,

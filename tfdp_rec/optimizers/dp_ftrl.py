@@ -31,7 +31,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Unpack, overload
 
 import dp_accounting
 import keras
@@ -41,6 +41,7 @@ from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.demands import Check, demand_all
 from tfdp_rec.noise import Request
 from tfdp_rec.noise.meeting import met
+from tfdp_rec.optimizers.arguments import Numbers, Planned
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.dp_sgd import DPSGD
 from tfdp_rec.optimizers.tables import Operations, after, assigned, scatter
@@ -56,6 +57,10 @@ class CorrelatedOptimizer(PrivateOptimizer):
 
     why_no_table_rule = "correlated noise takes back what it added, which steps of changing sizes would not let it"
 
+    @overload
+    def __init__(self, learning_rate: Any, *, correlation: Correlation, **settings: Unpack[Numbers]) -> None: ...
+    @overload
+    def __init__(self, learning_rate: Any, *, correlation: Correlation = ..., **settings: Unpack[Planned]) -> None: ...
     def __init__(self, learning_rate: Any, *, correlation: Correlation | None = None, **settings: Any):
         correlation = Correlation.from_config(correlation) if isinstance(correlation, dict) else correlation
         if not isinstance(correlation, Correlation):

@@ -3,40 +3,41 @@
 These are the names for users. They live in the rooms that make them: `spending` keeps the record of what was spent.
 """
 
+from typing import TYPE_CHECKING
+
 from tfdp_rec.lazily import imported_when_asked
 
-_HOMES = {
-    "Accountant": "spending.accountant",
-    "BoundedStream": "sampling.bounded_stream",
-    "BrokenLedger": "spending.ledger",
-    "BufferedToeplitz": "pricing.correlated_noise",
-    "Correlation": "pricing.correlated_noise",
-    "FixedOrder": "sampling.orders",
-    "GaussianFilter": "spending.filters",
-    "Ledger": "spending.ledger",
-    "Payment": "spending.ledger",
-    "PoissonSampling": "sampling.schemes",
-    "RenyiFilter": "spending.filters",
-    "Sampling": "sampling.schemes",
-    "Snapshot": "spending.ledger",
-    "Unaccounted": "spending.accountant",
-    "Use": "spending.entries",
-    "calibrate_noise": "spending.calibration",
-    "eana_epsilon": "pricing.eana_bound",
-    "eana_instance_epsilon": "pricing.eana_bound",
-    "eana_rdp": "pricing.eana_bound",
-    "eana_rdp_coordinate": "pricing.eana_bound",
-    "eana_rdp_instance": "pricing.eana_bound",
-    "eana_rdp_published": "pricing.eana_bound",
-    "epsilon_of": "pricing.composition",
-    "noise_of_one_release": "pricing.gaussian_release",
-    "optimised_correlation": "pricing.correlated_noise",
-    "private_counts": "sums.counts",
-    "private_items": "sums.set_union",
-    "private_labels": "sums.private_labels",
-    "private_moments": "sums.moments",
-    "private_reliability": "sums.reliability",
-    "private_terms": "sums.set_union",
-}
-__all__ = list(_HOMES)  # noqa: PLE0605
-__getattr__ = imported_when_asked("tfdp_rec", _HOMES)
+if TYPE_CHECKING:
+    from tfdp_rec.pricing.composition import epsilon_of as epsilon_of
+    from tfdp_rec.pricing.correlated_noise import BufferedToeplitz as BufferedToeplitz
+    from tfdp_rec.pricing.correlated_noise import Correlation as Correlation
+    from tfdp_rec.pricing.correlated_noise import optimised_correlation as optimised_correlation
+    from tfdp_rec.pricing.eana_bound import eana_epsilon as eana_epsilon
+    from tfdp_rec.pricing.eana_bound import eana_instance_epsilon as eana_instance_epsilon
+    from tfdp_rec.pricing.eana_bound import eana_rdp as eana_rdp
+    from tfdp_rec.pricing.eana_bound import eana_rdp_coordinate as eana_rdp_coordinate
+    from tfdp_rec.pricing.eana_bound import eana_rdp_instance as eana_rdp_instance
+    from tfdp_rec.pricing.eana_bound import eana_rdp_published as eana_rdp_published
+    from tfdp_rec.pricing.gaussian_release import noise_of_one_release as noise_of_one_release
+    from tfdp_rec.sampling.bounded_stream import BoundedStream as BoundedStream
+    from tfdp_rec.sampling.orders import FixedOrder as FixedOrder
+    from tfdp_rec.sampling.schemes import PoissonSampling as PoissonSampling
+    from tfdp_rec.sampling.schemes import Sampling as Sampling
+    from tfdp_rec.spending.accountant import Accountant as Accountant
+    from tfdp_rec.spending.accountant import Unaccounted as Unaccounted
+    from tfdp_rec.spending.calibration import calibrate_noise as calibrate_noise
+    from tfdp_rec.spending.entries import Use as Use
+    from tfdp_rec.spending.filters import GaussianFilter as GaussianFilter
+    from tfdp_rec.spending.filters import RenyiFilter as RenyiFilter
+    from tfdp_rec.spending.ledger import BrokenLedger as BrokenLedger
+    from tfdp_rec.spending.ledger import Ledger as Ledger
+    from tfdp_rec.spending.ledger import Payment as Payment
+    from tfdp_rec.spending.ledger import Snapshot as Snapshot
+    from tfdp_rec.sums.counts import private_counts as private_counts
+    from tfdp_rec.sums.moments import private_moments as private_moments
+    from tfdp_rec.sums.private_labels import private_labels as private_labels
+    from tfdp_rec.sums.reliability import private_reliability as private_reliability
+    from tfdp_rec.sums.set_union import private_items as private_items
+    from tfdp_rec.sums.set_union import private_terms as private_terms
+else:
+    __getattr__, __all__ = imported_when_asked(__name__)

@@ -22,19 +22,21 @@ import contextlib
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from tfdp_rec.datasets.log import Catalogue
-from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.demands import demand, given
 from tfdp_rec.files import is_address, replacing
 from tfdp_rec.spending.entries import warn_of_ordinary_steps
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from tfdp_rec.datasets.logs.items import Items
 
 VOCABULARY = "items.txt"
 NOTHING = -1  # the slot of what is unknown, or of no answer
@@ -71,6 +73,8 @@ class ServedByIds:
 
     def export(self, filepath: str, k: int = 10, **kwargs: Any) -> None:
         """As `tfdp_rec.serving.export`, by the raw ids; the last `history_length` items of a history count."""
+        from tfdp_rec.datasets.logs.items import Items
+
         if kwargs:
             raise TypeError(f"export does not take {', '.join(kwargs)}.")
         export(filepath, self, Items(self.vocabulary), k=k)
@@ -135,6 +139,9 @@ def first(scores: tf.Tensor, slots: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Te
 
 def line_breaks(items: Items) -> pa.Array:
     """Which ids a vocabulary with a line for each cannot hold."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     if pa.types.is_integer(items.ids.type):
         return pa.array(np.zeros(len(items), bool))
     return pc.match_substring_regex(items.ids, "[\r\n]")
@@ -171,6 +178,7 @@ def export(
             type, or k is out of range.
 
     Example:
+        >>> from tfdp_rec.data import Items
         >>> from tfdp_rec.spectral import SpectralRecommender
         >>> items = Items(["tea", "jam", "towel"])
         >>> recommender = SpectralRecommender([1, 2, 3], epsilon=8.0, delta=1e-4)
@@ -181,6 +189,9 @@ def export(
         >>> answer["ids"].numpy().tolist(), answer["titles"].numpy().tolist()
         ([[b'jam']], [[b'Plum jam']])
     """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
     answers, own = recommender.answers(), recommender.item_ids
     numbered = np.array_equal(own, np.arange(1, len(items) + 1))
     if not numbered and not (pa.types.is_integer(items.ids.type) and np.array_equal(own, items.ids.to_numpy())):

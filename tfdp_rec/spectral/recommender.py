@@ -29,7 +29,6 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from tfdp_rec.datasets.log import Catalogue, log_of
-from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.files import Path, writing
 from tfdp_rec.noise.words import WordSource, os_entropy
 from tfdp_rec.pricing.composition import epsilon_of
@@ -429,6 +428,7 @@ class SpectralRecommender:
             filepath: Folder that is made.
             k: Number of items in an answer.
         """
+        from tfdp_rec.datasets.logs.items import Items
         from tfdp_rec.serving.own_ids import export
 
         export(filepath, self, Items(self.catalogue.ids), k=k)

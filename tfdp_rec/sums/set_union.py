@@ -30,8 +30,6 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.compute as pc
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
 from numpy.typing import NDArray
 from scipy import special
@@ -39,10 +37,14 @@ from scipy import special
 from tfdp_rec.datasets.log import Catalogue, Log, Part
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import as_kind
+from tfdp_rec.lazily import optional
 from tfdp_rec.noise.words import WordSource, os_entropy
 from tfdp_rec.pricing.events import FailingDpEvent
 from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 from tfdp_rec.sums.fixed_point import ONE, checked_noise, event_with, grid_weights, released
+
+pa: Any = optional("pyarrow", "job")
+pc: Any = optional("pyarrow.compute", "job")
 
 _RATIO = 9.0  # of a round's share of the budget to that of the round before
 LABEL = "private vocabulary"
@@ -179,7 +181,7 @@ def _check_size(size: int | None) -> None:
 
 def _found(
     histories: Log,
-    ids: pa.Array,
+    ids: Any,
     plan: _Rounds,
     size: int | None,
     words: WordSource,

@@ -305,7 +305,7 @@ class PrivateTraining(ReleaseMethods):
         self.private_step.note_output(output)
         return output
 
-    def per_example_loss(self, data: Any, training: bool = True) -> tf.Tensor:
+    def per_example_loss(self, data: Any, training: bool) -> tf.Tensor:
         """Each example's loss, `[batch]`. Override it in a model that is not compiled with a `loss`.
 
         Validation and `evaluate` then show the mean of these losses. Compiled metrics compare targets with the result

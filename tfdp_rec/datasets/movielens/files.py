@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.datasets.timelines import Timelines
+from tfdp_rec.lazily import optional
 
 _COLUMNS = ("userId", "movieId", "rating", "timestamp")
 
@@ -101,18 +102,17 @@ def _movie_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 def _ratings(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
     """(user, movie, time) of every rating in the file's order."""
     # The quick parser reports what went wrong but seldom where: then the file is read again line by line.
-    import pyarrow as pa
-    import pyarrow.csv
+    pa, arrow = optional("pyarrow", "job"), optional("pyarrow.csv", "job")
 
     kinds = {"userId": pa.int64(), "movieId": pa.int64(), "rating": pa.float64(), "timestamp": pa.int64()}
     dat = path.suffix == ".dat"  # Arrow takes a separator of one character, and two in a row for an empty field
     named, separator = (list(_COLUMNS), "\x1f") if dat else (None, ",")
     try:
-        table = pyarrow.csv.read_csv(
+        table = arrow.read_csv(
             io.BytesIO(path.read_bytes().replace(b"::", b"\x1f")) if dat else path,
-            read_options=pyarrow.csv.ReadOptions(column_names=named),
-            parse_options=pyarrow.csv.ParseOptions(delimiter=separator, ignore_empty_lines=False),
-            convert_options=pyarrow.csv.ConvertOptions(column_types=kinds, include_columns=list(_COLUMNS)),
+            read_options=arrow.ReadOptions(column_names=named),
+            parse_options=arrow.ParseOptions(delimiter=separator, ignore_empty_lines=False),
+            convert_options=arrow.ConvertOptions(column_types=kinds, include_columns=list(_COLUMNS)),
         )
     except (pa.ArrowInvalid, pa.ArrowKeyError) as problem:
         _complain(path, str(problem))

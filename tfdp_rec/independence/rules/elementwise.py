@@ -26,12 +26,12 @@ from tfdp_rec.independence.values import (
 )
 
 ENTRY_BY_ENTRY = """
-    Abs AsString Bucketize Cos DivNoNan Elu Equal Erf Erfc Exp Expm1 Floor Greater GreaterEqual IsFinite LeakyRelu Less
-    LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr NotEqual OnesLike Pow Reciprocal Relu Relu6 Rsqrt Selu Sigmoid
-    Sign Sin Softplus Softsign Sqrt SquaredDifference StringToHashBucketFast Tanh ZerosLike
+    Abs AsString Bucketize Cos DivNoNan Elu Equal Erf Erfc Exp Expm1 Floor Greater GreaterEqual IsFinite IsNan LeakyRelu
+    Less LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr NotEqual OnesLike Pow Reciprocal Relu Relu6 Rsqrt Selu
+    Sigmoid Sign Sin Softplus Softsign Sqrt SquaredDifference StringToHashBucketFast Tanh ZerosLike
 """.split()
 IN_MEMORY_ORDER = """
-    EluGrad LeakyReluGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad SigmoidGrad SoftsignGrad SqrtGrad TanhGrad
+    EluGrad LeakyReluGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad TanhGrad
 """.split()
 PASSED_ON = ("Identity", "StopGradient", "EnsureShape")
 ALONG_THE_LAST = ("Softmax", "LogSoftmax")

@@ -16,16 +16,19 @@ Reference:
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any, Unpack, overload
 
 import keras
 import tensorflow as tf
 
+from tfdp_rec.optimizers.arguments import Numbers, Planned
 from tfdp_rec.optimizers.dp_ftrl import CorrelatedOptimizer
 from tfdp_rec.optimizers.lazy.lazy_dp_sgd import LazyDPSGD
 from tfdp_rec.optimizers.lazy.maps import Correlated
 from tfdp_rec.optimizers.lazy.pending import Owed, Pending, Replayed
 from tfdp_rec.optimizers.rules import Recursion, Rows
 from tfdp_rec.optimizers.tables import Operations, Table
+from tfdp_rec.pricing.correlated_noise import Correlation
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -41,6 +44,18 @@ class LazyDPFTRL(CorrelatedOptimizer, LazyDPSGD):
         >>> LazyDPFTRL(0.1, correlation=plan, **settings).dp_event().event == plan.dp_event(4.0)
         True
     """
+
+    @overload
+    def __init__(
+        self, learning_rate: Any, *, correlation: Correlation, aggregate_noise: bool = ..., **settings: Unpack[Numbers]
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, learning_rate: Any, *, correlation: Correlation = ..., aggregate_noise: bool = ...,
+        **settings: Unpack[Planned],
+    ) -> None: ...
+    def __init__(self, learning_rate: Any, **settings: Any):
+        super().__init__(learning_rate, **settings)
 
     def pending_of(self, recursion: Recursion) -> Pending:
         kind = Correlated if self.aggregate_noise else Replayed

@@ -32,7 +32,7 @@ from __future__ import annotations
 import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Unpack, overload
 
 import keras
 import tensorflow as tf
@@ -40,6 +40,7 @@ import tensorflow as tf
 from tfdp_rec.demands import Check, demand
 from tfdp_rec.keras_internals import learning_rate_of
 from tfdp_rec.noise import Request
+from tfdp_rec.optimizers.arguments import Numbers, Planned
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.lazy.pending import Debt, History, Owed, Pending, RowMarks, pending, step_on, weights_on
 from tfdp_rec.optimizers.rules import Recursion, Rows
@@ -81,6 +82,10 @@ class LazyDPSGD(PrivateOptimizer):
     history_kind: Callable[[int], History] | None = None
     arrives_late = False
 
+    @overload
+    def __init__(self, learning_rate: Any, *, aggregate_noise: bool = ..., **settings: Unpack[Numbers]) -> None: ...
+    @overload
+    def __init__(self, learning_rate: Any, *, aggregate_noise: bool = ..., **settings: Unpack[Planned]) -> None: ...
     def __init__(self, learning_rate: Any, *, aggregate_noise: bool = True, **settings: Any):
         super().__init__(learning_rate, **settings)
         self.aggregate_noise = aggregate_noise

@@ -20,7 +20,7 @@ Reference:
 from __future__ import annotations
 
 import warnings
-from typing import Any
+from typing import Any, Unpack, overload
 
 import dp_accounting
 import keras
@@ -29,9 +29,11 @@ import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.optimizers import checks
+from tfdp_rec.optimizers.arguments import Numbers, Planned
 from tfdp_rec.optimizers.base import Setting
 from tfdp_rec.optimizers.sparse import draws
 from tfdp_rec.optimizers.sparse.fest import SelectingOptimizer
+from tfdp_rec.optimizers.sparse.preselection import Preselection
 
 _MANY_STRAYS = 0.1  # of all rows, at each step: then selection saves little
 
@@ -64,15 +66,19 @@ class AdaFEST(SelectingOptimizer):
     contribution_noise_multiplier = Setting(checks.not_negative)
     threshold = Setting()
 
+    @overload
     def __init__(
-        self,
-        learning_rate: Any,
-        *,
-        contribution_clip: float,
-        contribution_noise_multiplier: float,
-        threshold: float,
-        per_value: bool = False,
-        **settings: Any,
+        self, learning_rate: Any, *, contribution_clip: float, contribution_noise_multiplier: float, threshold: float,
+        per_value: bool = ..., preselection: Preselection | None = ..., **settings: Unpack[Numbers],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, learning_rate: Any, *, contribution_clip: float, contribution_noise_multiplier: float, threshold: float,
+        per_value: bool = ..., preselection: Preselection | None = ..., **settings: Unpack[Planned],
+    ) -> None: ...
+    def __init__(
+        self, learning_rate: Any, *, contribution_clip: float, contribution_noise_multiplier: float, threshold: float,
+        per_value: bool = False, **settings: Any,
     ):
         super().__init__(learning_rate, **settings)
         self.contribution_clip, self.contribution_noise_multiplier = contribution_clip, contribution_noise_multiplier

@@ -19,16 +19,18 @@ Reference:
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Unpack, overload
 
 import dp_accounting
 import keras
 import tensorflow as tf
 
 from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.optimizers.arguments import Numbers, Planned
 from tfdp_rec.optimizers.base import Setting
 from tfdp_rec.optimizers.sparse import draws
 from tfdp_rec.optimizers.sparse.fest import SelectingOptimizer
+from tfdp_rec.optimizers.sparse.preselection import Preselection
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -54,6 +56,16 @@ class ExponentialSelectionSGD(SelectingOptimizer):
 
     selection_epsilon = Setting()  # e0, what each draw costs
 
+    @overload
+    def __init__(
+        self, learning_rate: Any, *, num_survivors: int, selection_epsilon: float,
+        preselection: Preselection | None = ..., **settings: Unpack[Numbers],
+    ) -> None: ...
+    @overload
+    def __init__(
+        self, learning_rate: Any, *, num_survivors: int, selection_epsilon: float,
+        preselection: Preselection | None = ..., **settings: Unpack[Planned],
+    ) -> None: ...
     def __init__(self, learning_rate: Any, *, num_survivors: int, selection_epsilon: float, **settings: Any):
         if int(num_survivors) != num_survivors or num_survivors < 1:
             raise ValueError(f"num_survivors must be a positive integer, got {num_survivors!r}.")

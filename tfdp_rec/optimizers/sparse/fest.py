@@ -22,7 +22,7 @@ Reference:
 from __future__ import annotations
 
 import abc
-from typing import Any
+from typing import Any, Unpack, overload
 
 import keras
 import tensorflow as tf
@@ -30,6 +30,7 @@ import tensorflow as tf
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.keras_internals import resource
 from tfdp_rec.optimizers import checks
+from tfdp_rec.optimizers.arguments import Numbers, Planned
 from tfdp_rec.optimizers.base import PrivateOptimizer, Step
 from tfdp_rec.optimizers.sparse.draws import BucketSpace
 from tfdp_rec.optimizers.sparse.preselection import Preselection
@@ -135,6 +136,10 @@ class FEST(SelectingOptimizer):
         [(GaussianDpEvent(noise_multiplier=20.0), 'pre-selection of 3 rows (...)')]
     """
 
+    @overload
+    def __init__(self, learning_rate: Any, *, preselection: Preselection, **settings: Unpack[Numbers]) -> None: ...
+    @overload
+    def __init__(self, learning_rate: Any, *, preselection: Preselection, **settings: Unpack[Planned]) -> None: ...
     def __init__(self, learning_rate: Any, *, preselection: Preselection, **settings: Any):
         if preselection is None:
             raise ValueError("FEST needs the rows it is confined to: preselection=Preselection(...).")
