@@ -173,7 +173,7 @@ def private_sums(
     protocol: Protocol, epsilon: float, ordered: bool | None, seed: int, features: list[list[Any]] | None = None
 ) -> Any:
     """The package's recommender, with noise from a seed."""
-    from tfdp_rec.noise.words import seeded
+    from tfdp_rec.core.mechanism.noise.words import seeded
     from tfdp_rec.spectral import SpectralRecommender
 
     items = np.arange(1, protocol.num_items + 1)

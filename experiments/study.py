@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdp_rec.files import writing
+from tfdp_rec.core.ground.files import writing
 from tfdp_rec.privacy import Accountant, Sampling
 
 WARM_UP = 10  # steps before the clock starts: tracing, and memory being found

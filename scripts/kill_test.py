@@ -39,8 +39,8 @@ import tensorflow  # noqa: E402, F401  (imported before forking, started after)
 
 import tfdp_rec  # noqa: E402
 from tfdp_rec.callbacks import TrainingCheckpoint  # noqa: E402
+from tfdp_rec.core.claim.entries import Entries  # noqa: E402
 from tfdp_rec.noise import KeyedNoise  # noqa: E402
-from tfdp_rec.spending.entries import Entries  # noqa: E402
 
 UNITS, ROWS, WIDTH, STEPS = 200, 120, 4, 150
 RELEASE_EVERY, CHECKPOINT_EVERY = 4, 3

@@ -23,6 +23,7 @@ ROOMS = (
     "optimizers", "training", "clipping", "independence", "privacy", "noise", "callbacks", "audit", "models",
     "datasets", "distribute", "federated", "spectral", "serving",
 )  # fmt: skip
+NAMES = ("optimizers", "clipping", "privacy", "noise", "callbacks")  # names alone: what they name is in other rooms
 
 
 def on_files(files: Files, config: Any) -> Files:
@@ -83,13 +84,12 @@ def output(found: dict[str, Any]) -> str:
 
 def reference(room: str) -> str:
     """The reference of a package: what it is for, and each public name where it is defined."""
-    source = ast.parse((PACKAGE / room / "__init__.py").read_text(encoding="utf-8"))
-    # `privacy` is names alone: what they name is in other rooms.
-    package = "tfdp_rec" if room == "privacy" else f"tfdp_rec.{room}"
-    own = [pair for pair in public(source, package) if room == "privacy" or pair[1].split(".")[1] == room]
+    folder = PACKAGE / ("core/sensitivity/independence" if room == "independence" else room)
+    source = ast.parse((folder / "__init__.py").read_text(encoding="utf-8"))
+    own = [pair for pair in public(source, f"tfdp_rec.{room}") if room in NAMES or f".{room}" in pair[1]]
     names = [f"::: {module}.{name}" for name, module in own if defined(module, name)]
     if not names:  # a room of rooms
-        files = sorted(path for path in (PACKAGE / room).rglob("[a-z]*.py"))
+        files = sorted(path for path in folder.rglob("[a-z]*.py"))
         names = [f"::: {'.'.join(path.relative_to(ROOT).with_suffix('').parts)}" for path in files]
     return "\n\n".join([f"# {room}", (ast.get_docstring(source) or "").replace("docs/", ""), *names]) + "\n"
 

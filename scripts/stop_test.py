@@ -31,10 +31,10 @@ import tensorflow  # noqa: E402, F401  (imported before forking, started after)
 from dp_accounting import GaussianDpEvent  # noqa: E402
 
 from tfdp_rec.cli import main as command  # noqa: E402
+from tfdp_rec.core.claim.composition import epsilon_of  # noqa: E402
+from tfdp_rec.core.claim.ledger import read  # noqa: E402
 from tfdp_rec.job.budget import Budget  # noqa: E402
-from tfdp_rec.pricing.composition import epsilon_of  # noqa: E402
 from tfdp_rec.spectral import recommender  # noqa: E402
-from tfdp_rec.spending.ledger import read  # noqa: E402
 
 GRACE, EPSILON, DELTA, LABELS = 10.0, 1000.0, 1e-6, ["private sums"]
 

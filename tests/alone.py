@@ -14,10 +14,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.clipping import Negatives, clipped_sum
-from tfdp_rec.clipping.batches import example_leaves, map_examples, tensors
-from tfdp_rec.clipping.engine import SLACK, shared_inputs
-from tfdp_rec.clipping.neighbour_check import still
-from tfdp_rec.keras_internals import layers_within
+from tfdp_rec.core.ground.keras_internals import layers_within
+from tfdp_rec.core.sensitivity.batches import example_leaves, map_examples, tensors
+from tfdp_rec.core.sensitivity.engine import SLACK, shared_inputs
+from tfdp_rec.training.neighbour_check import still
 
 
 def assert_clipped_alone(model, batch, clip=0.7, rtol=1e-6):

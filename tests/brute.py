@@ -12,9 +12,9 @@ import re
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.independence import ByExample, Reading, Shared, Walk
-from tfdp_rec.independence.sizes import size as length
-from tfdp_rec.independence.values import Seed, Sized
+from tfdp_rec.core.sensitivity.independence import ByExample, Reading, Shared, Walk
+from tfdp_rec.core.sensitivity.independence.sizes import size as length
+from tfdp_rec.core.sensitivity.independence.values import Seed, Sized
 
 WIDE = 2_000_000  # entries of a tensor that is too large to be run on a long batch
 DRAWS = 24  # seeds that a function with noise is run with

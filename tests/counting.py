@@ -2,8 +2,8 @@
 
 import types
 
-from tfdp_rec.spending.entries import Entry
-from tfdp_rec.spending.meter import Meter
+from tfdp_rec.core.claim.entries import Entry
+from tfdp_rec.core.claim.meter import Meter
 
 
 def count(accountant, event, steps, sampling=None):

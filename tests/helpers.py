@@ -14,9 +14,9 @@ import tensorflow as tf
 
 import tfdp_rec
 from tfdp_rec.clipping import Clipping, clipped_sum, in_parts
-from tfdp_rec.clipping.batches import hide_batch_axis, tensors
-from tfdp_rec.clipping.engine import SLACK, Graph, shared_inputs
-from tfdp_rec.noise.base import NoiseSource
+from tfdp_rec.core.mechanism.noise.base import NoiseSource
+from tfdp_rec.core.sensitivity.batches import hide_batch_axis, tensors
+from tfdp_rec.core.sensitivity.engine import SLACK, Graph, shared_inputs
 
 
 @contextlib.contextmanager

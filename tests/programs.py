@@ -10,9 +10,9 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.framework import op_def_registry
 
-from tfdp_rec.clipping.own_rows import own_rows
-from tfdp_rec.independence import ByExample, Shared, known_operations
-from tfdp_rec.independence.values import Seed
+from tfdp_rec.core.sensitivity.independence import ByExample, Shared, known_operations
+from tfdp_rec.core.sensitivity.independence.values import Seed
+from tfdp_rec.core.sensitivity.own_rows import own_rows
 
 N = 4
 WEIGHTS = np.random.default_rng(1).normal(size=[N, N])

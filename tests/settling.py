@@ -10,8 +10,8 @@ import seeding
 import tensorflow as tf
 
 import tfdp_rec
+from tfdp_rec.core.ground.withheld_rows import held_rows
 from tfdp_rec.noise import KeyedNoise
-from tfdp_rec.withheld_rows import held_rows
 
 ROWS = 30
 RNG = np.random.default_rng(2)

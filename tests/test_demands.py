@@ -8,7 +8,7 @@ from helpers import Scored
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
-from tfdp_rec.demands import demand, given
+from tfdp_rec.core.ground.demands import demand, given
 from tfdp_rec.privacy import Accountant, PoissonSampling
 
 UNITS, BATCH = 60, 10
@@ -27,7 +27,7 @@ REWRITING = {
 @pytest.fixture(params=REWRITING)
 def rewriting(request, monkeypatch):
     """As if the options had been turned on after they were looked at: a step that knows of them is refused."""
-    monkeypatch.setattr("tfdp_rec.clipping.engine.refuse_other_arithmetic", lambda: None)
+    monkeypatch.setattr("tfdp_rec.core.sensitivity.engine.refuse_other_arithmetic", lambda: None)
     before = tf.config.optimizer.get_experimental_options()
     tf.config.optimizer.set_experimental_options(REWRITING[request.param])
     yield

@@ -13,8 +13,9 @@ OWED = (  # rooms whose docstrings are still as before: take one out when it is 
 )  # fmt: skip
 ALSO = {  # API that no façade hands out and no page imports, by module
     "tfdp_rec.models.own_catalogue": ("OwnCatalogue",),
-    "tfdp_rec.spending.filters": ("PrivacyFilter",),
-    "tfdp_rec.spending.statement": ("Statement",),
+    "tfdp_rec.core.claim.filters": ("PrivacyFilter",),
+    "tfdp_rec.core.claim.statement": ("Statement",),
+    "tfdp_rec.training.private_fit": ("PrivateFit",),
     "tfdp_rec.federated.local": ("GradientUpdate", "LocalUpdate"),
     "tfdp_rec.federated.vector": ("PureVectorMechanism", "VectorMechanism"),
 }

@@ -69,7 +69,7 @@ def run(source, private, folder, monkeypatch, epochs=None, seed=1):
         monkeypatch.setattr(type(fit), "fit", quiet, raising=True)
         return fit
 
-    real, fitted = tfdp_rec.make_private, tfdp_rec.private_fit.PrivateFit.fit
+    real, fitted = tfdp_rec.make_private, tfdp_rec.training.private_fit.PrivateFit.fit
 
     def quiet(self, **options):
         return fitted(self, **{"verbose": 0, **({"epochs": epochs} if epochs else {}), **options})

@@ -19,7 +19,7 @@ SECTIONS = {
 @pytest.fixture(scope="module")
 def ran():
     """The names that a section leaves behind, in a module of its own: classes must be found again when loaded."""
-    from tfdp_rec.pricing import events
+    from tfdp_rec.core.claim import events
 
     modules, kinds = {}, dict(events.KINDS)
 

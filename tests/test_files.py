@@ -6,7 +6,7 @@ import stat
 
 import pytest
 
-from tfdp_rec.files import hold, replacing, row_chunks, rows_at_a_time, unheld, writing
+from tfdp_rec.core.ground.files import hold, replacing, row_chunks, rows_at_a_time, unheld, writing
 
 
 @pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])

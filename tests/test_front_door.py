@@ -13,7 +13,8 @@ import keras
 import pytest
 
 import tfdp_rec
-from tfdp_rec import cli, registration
+from tfdp_rec import cli
+from tfdp_rec.core.ground import registration
 
 ROOT = Path(__file__).parent.parent
 FACADES = ("", ".callbacks", ".clipping", ".data", ".distribute", ".models", ".noise", ".privacy", ".serving")

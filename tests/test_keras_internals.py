@@ -15,7 +15,7 @@ from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
 
 import tfdp_rec
-from tfdp_rec import keras_internals
+from tfdp_rec.core.ground import keras_internals
 
 PACKAGE = Path(tfdp_rec.__file__).parent
 UNPROMISED_MODULES = ("keras.src", "tensorflow.python", "tensorflow.compiler")

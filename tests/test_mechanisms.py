@@ -33,7 +33,7 @@ def test_names_labels_and_colours_tell_mechanisms_apart():
 
 @pytest.mark.parametrize("mechanism", COMMON, ids=lambda mechanism: mechanism.name)
 def test_it_claims_what_its_event_claims(mechanism):
-    from tfdp_rec.pricing.events import is_private
+    from tfdp_rec.core.claim.events import is_private
 
     optimizer = mechanism.optimizer(0.1, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=8)
     assert is_private(optimizer.dp_event()) == mechanism.claims_epsilon

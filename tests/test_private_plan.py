@@ -11,6 +11,8 @@ from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
 from tfdp_rec.callbacks import TrainingCheckpoint
+from tfdp_rec.core.claim.entries import Entry
+from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.optimizers import Preselection
 from tfdp_rec.privacy import (
     Accountant,
@@ -20,9 +22,7 @@ from tfdp_rec.privacy import (
     PoissonSampling,
     Snapshot,
     optimised_correlation,
-)  # fmt: skip
-from tfdp_rec.spending.entries import Entry
-from tfdp_rec.spending.ledger import read
+)
 
 USERS, BATCH, STEPS = 2_000, 50, 30
 

@@ -8,7 +8,8 @@ import keras
 import pytest
 
 import tfdp_rec
-from tfdp_rec import models, registration
+from tfdp_rec import models
+from tfdp_rec.core.ground import registration
 
 
 def test_a_saved_model_loads_in_a_process_that_imported_the_package_first(tmp_path):
@@ -24,7 +25,8 @@ def test_a_saved_model_loads_in_a_process_that_imported_the_package_first(tmp_pa
         import keras
         assert "tfdp_rec.training" not in sys.modules
         model = keras.models.load_model({str(tmp_path / "model.keras")!r})
-        print(type(model).__name__, type(model.optimizer).__name__, type(model) is not tfdp_rec.registration.StandIn)
+        from tfdp_rec.core.ground.registration import StandIn
+        print(type(model).__name__, type(model.optimizer).__name__, type(model) is not StandIn)
     """
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert run.stdout.split() == ["PrivateModel", "AdaFEST", "True"], run.stderr[-2000:]

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tfdp_rec.lazily import imported_when_asked, names_for_checkers
-from tfdp_rec.registration import register
+from tfdp_rec.core.ground.lazily import imported_when_asked, names_for_checkers
+from tfdp_rec.core.ground.registration import register
 
 __version__ = "0.4.0"
 
@@ -48,25 +48,25 @@ if TYPE_CHECKING:
     from tfdp_rec import optimizers as optimizers
     from tfdp_rec import privacy as privacy
     from tfdp_rec import spectral as spectral
-    from tfdp_rec.clipping import CandidateScores as CandidateScores
-    from tfdp_rec.clipping import Negatives as Negatives
-    from tfdp_rec.clipping import TowerScores as TowerScores
-    from tfdp_rec.optimizers import DPFTRL as DPFTRL
-    from tfdp_rec.optimizers import DPSGD as DPSGD
-    from tfdp_rec.optimizers import EANA as EANA
-    from tfdp_rec.optimizers import FEST as FEST
-    from tfdp_rec.optimizers import AdaFEST as AdaFEST
-    from tfdp_rec.optimizers import ExponentialSelectionSGD as ExponentialSelectionSGD
-    from tfdp_rec.optimizers import LazyDPFTRL as LazyDPFTRL
-    from tfdp_rec.optimizers import LazyDPSGD as LazyDPSGD
-    from tfdp_rec.optimizers import Preselection as Preselection
-    from tfdp_rec.private_fit import make_private as make_private
-    from tfdp_rec.private_plan import PrivatePlan as PrivatePlan
-    from tfdp_rec.refused import NotPrivate as NotPrivate
-    from tfdp_rec.training import PrivateModel as PrivateModel
-    from tfdp_rec.training import PrivateTraining as PrivateTraining
-    from tfdp_rec.training import RecallAtK as RecallAtK
-    from tfdp_rec.training import validate as validate
+    from tfdp_rec.core.ground.refused import NotPrivate as NotPrivate
+    from tfdp_rec.core.mechanism.dp_sgd import DPSGD as DPSGD
+    from tfdp_rec.core.mechanism.lazy_dp_sgd import LazyDPSGD as LazyDPSGD
+    from tfdp_rec.correlated.dp_ftrl import DPFTRL as DPFTRL
+    from tfdp_rec.correlated.lazy_dp_ftrl import LazyDPFTRL as LazyDPFTRL
+    from tfdp_rec.layers.candidate_scores import CandidateScores as CandidateScores
+    from tfdp_rec.layers.negatives import Negatives as Negatives
+    from tfdp_rec.layers.tower_scores import TowerScores as TowerScores
+    from tfdp_rec.sparse.ada_fest import AdaFEST as AdaFEST
+    from tfdp_rec.sparse.eana import EANA as EANA
+    from tfdp_rec.sparse.exponential import ExponentialSelectionSGD as ExponentialSelectionSGD
+    from tfdp_rec.sparse.fest import FEST as FEST
+    from tfdp_rec.sparse.preselection import Preselection as Preselection
+    from tfdp_rec.training.model import PrivateModel as PrivateModel
+    from tfdp_rec.training.model import PrivateTraining as PrivateTraining
+    from tfdp_rec.training.private_fit import make_private as make_private
+    from tfdp_rec.training.private_plan import PrivatePlan as PrivatePlan
+    from tfdp_rec.training.recall import RecallAtK as RecallAtK
+    from tfdp_rec.training.validation import validate as validate
 
 
 def _classes() -> Iterator[tuple[str, str]]:

@@ -1,8 +1,8 @@
 """The only list of the mechanisms: names, classes and properties.
 
 A record imports its class when it is asked for, so that `tfdp-rec --help` does not wait for TensorFlow. A new mechanism
-is its file in `optimizers`, its imports in `optimizers/__init__.py` and `tfdp_rec/__init__.py` and its record here;
-commands, clusters, reports and the tests that all mechanisms must pass take it from here.
+is its file, its imports in `optimizers/__init__.py` and `tfdp_rec/__init__.py`, and its record here; commands,
+clusters, reports and the tests that all mechanisms must pass take it from here.
 """
 
 from __future__ import annotations
@@ -69,14 +69,14 @@ class Mechanism:
 # For comparison; not one of the mechanisms.
 sgd = Mechanism("sgd", "SGD", "keras.optimizers", "none", "#555555", claims_epsilon=False, says="SGD (no privacy)")
 
-dp_sgd = Mechanism("dpsgd", "DPSGD", "tfdp_rec.optimizers.dp_sgd", "every", "#1f77b4")
-lazy_dp_sgd = Mechanism("lazydpsgd", "LazyDPSGD", "tfdp_rec.optimizers.lazy.lazy_dp_sgd", "owed", "#d62728")
-eana = Mechanism("eana", "EANA", "tfdp_rec.optimizers.eana", "touched", "#2ca02c", claims_epsilon=False)
-fest = Mechanism("fest", "FEST", "tfdp_rec.optimizers.sparse.fest", "chosen", "#9467bd", own=("preselection",))
+dp_sgd = Mechanism("dpsgd", "DPSGD", "tfdp_rec.core.mechanism.dp_sgd", "every", "#1f77b4")
+lazy_dp_sgd = Mechanism("lazydpsgd", "LazyDPSGD", "tfdp_rec.core.mechanism.lazy_dp_sgd", "owed", "#d62728")
+eana = Mechanism("eana", "EANA", "tfdp_rec.sparse.eana", "touched", "#2ca02c", claims_epsilon=False)
+fest = Mechanism("fest", "FEST", "tfdp_rec.sparse.fest", "chosen", "#9467bd", own=("preselection",))
 ada_fest = Mechanism(
     "adafest",
     "AdaFEST",
-    "tfdp_rec.optimizers.sparse.ada_fest",
+    "tfdp_rec.sparse.ada_fest",
     "chosen",
     "#ff7f0e",
     own=("contribution_clip", "contribution_noise_multiplier", "threshold"),
@@ -84,7 +84,7 @@ ada_fest = Mechanism(
 exponential = Mechanism(
     "exponential",
     "ExponentialSelectionSGD",
-    "tfdp_rec.optimizers.sparse.exponential",
+    "tfdp_rec.sparse.exponential",
     "chosen",
     "#8c564b",
     own=("num_survivors", "selection_epsilon"),
@@ -92,12 +92,12 @@ exponential = Mechanism(
 )
 
 dp_ftrl = Mechanism(
-    "dpftrl", "DPFTRL", "tfdp_rec.optimizers.dp_ftrl", "every", "#17becf", own=("correlation",), in_order=True
+    "dpftrl", "DPFTRL", "tfdp_rec.correlated.dp_ftrl", "every", "#17becf", own=("correlation",), in_order=True
 )
 lazy_dp_ftrl = Mechanism(
     "lazydpftrl",
     "LazyDPFTRL",
-    "tfdp_rec.optimizers.lazy.lazy_dp_ftrl",
+    "tfdp_rec.correlated.lazy_dp_ftrl",
     "owed",
     "#e377c2",
     own=("correlation",),

@@ -18,7 +18,7 @@ import functools
 import numpy as np
 
 from experiments.generated.drawing import zipf_ranks
-from tfdp_rec.refused import refuse_below
+from tfdp_rec.core.ground.refused import refuse_below
 
 _EXPONENT, _SHIFT = 1.1, 2.7
 _FUNCTION_WORDS = 20

@@ -27,12 +27,12 @@ from experiments.adafest.report import times
 from experiments.adafest.settings import CONFINED, FROZEN, PER_VALUE, Grid, Sizes
 from experiments.generated.clicks import NUM_CATEGORICAL, SyntheticCriteo, auc
 from experiments.study import Study, train
+from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.data import PoissonSampling
 from tfdp_rec.mechanisms import ada_fest, dp_sgd, exponential, fest
 from tfdp_rec.optimizers import DPSGD, FEST, AdaFEST, ExponentialSelectionSGD, Preselection, noisy_frequencies
-from tfdp_rec.optimizers.base import PrivateOptimizer
-from tfdp_rec.optimizers.sparse.draws import split_noise_multiplier
 from tfdp_rec.privacy import calibrate_noise
+from tfdp_rec.sparse.draws import split_noise_multiplier
 
 SELECTION_FRACTION = 0.05
 CHOICE_NOISE = 10.0  # noise multiplier of FEST's one look at the frequencies

@@ -22,8 +22,8 @@ from experiments.tables import markdown
 from tfdp_rec.data import PoissonSampling
 from tfdp_rec.mechanisms import ada_fest, dp_sgd, lazy_dp_sgd
 from tfdp_rec.optimizers import AdaFEST, Adagrad, Adam, PrivateOptimizer
-from tfdp_rec.optimizers.sparse.draws import split_noise_multiplier
 from tfdp_rec.privacy import calibrate_noise
+from tfdp_rec.sparse.draws import split_noise_multiplier
 
 DENSE_RATE = 0.005
 SELECTION_FRACTION = 0.1

@@ -24,12 +24,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import engine, factors, in_parts, rules
-from tfdp_rec.clipping.batches import hide_batch_axis, map_examples, tensors
-from tfdp_rec.clipping.engine import ClippedSum, Clipping, shared_inputs
-from tfdp_rec.clipping.microbatches import SumOf
-from tfdp_rec.clipping.recorder import recording, refuse_unrecorded
-from tfdp_rec.clipping.step_reading import CallRead
+from tfdp_rec.clipping import in_parts
+from tfdp_rec.core.sensitivity import engine, factors, rules
+from tfdp_rec.core.sensitivity.batches import hide_batch_axis, map_examples, tensors
+from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping, shared_inputs
+from tfdp_rec.core.sensitivity.microbatches import SumOf
+from tfdp_rec.core.sensitivity.recorder import recording, refuse_unrecorded
+from tfdp_rec.core.sensitivity.step_reading import CallRead
 from tfdp_rec.training.batch import Batch
 from tfdp_rec.training.model import PrivateTraining
 from tfdp_rec.training.private_step import PrivateStep

@@ -28,8 +28,8 @@ from experiments.bench.cases import MECHANISMS, RMC_WIDTH, STRATEGIES, Case
 from experiments.bench.timing import Time, timed
 from tfdp_rec.models import TwoTower
 from tfdp_rec.models.dlrm import DLRMLayers
-from tfdp_rec.optimizers.sparse.draws import split_noise_multiplier
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
+from tfdp_rec.sparse.draws import split_noise_multiplier
 from tfdp_rec.training.lookahead import lookahead
 
 FORMS_GRADIENTS = ("dp-sgd-r", "dp-sgd-b")  # examples at a time, or their formed gradients would not fit

@@ -17,8 +17,8 @@ from experiments.bench.baselines import Unread
 from experiments.bench.cases import Case
 from experiments.bench.contestants import Contestant
 from experiments.bench.workers import peak_megabytes
-from tfdp_rec.clipping import engine
-from tfdp_rec.clipping.recorder import recording
+from tfdp_rec.core.sensitivity import engine
+from tfdp_rec.core.sensitivity.recorder import recording
 from tfdp_rec.noise import EntropyNoise, Request
 from tfdp_rec.optimizers import LazyDPSGD
 from tfdp_rec.training.batch import Batch

@@ -14,7 +14,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfdp_rec.clipping import CandidateScores
-from tfdp_rec.keras_internals import embeddings_of, resource
+from tfdp_rec.core.ground.keras_internals import embeddings_of, resource
 from tfdp_rec.training.model import PrivateTraining
 
 LEARNING_RATE = 0.05

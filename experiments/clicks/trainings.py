@@ -43,11 +43,10 @@ from experiments.clicks.model import ClickModel
 from experiments.clicks.settings import Grid, Sizes
 from experiments.generated.clicks import auc
 from experiments.study import Study
+from tfdp_rec.core.mechanism.correlated_noise import INDEPENDENT, Correlation, optimised_correlation
+from tfdp_rec.core.mechanism.noise_walk import noise_walk
+from tfdp_rec.core.mechanism.rules import Recursion
 from tfdp_rec.optimizers import Adagrad
-from tfdp_rec.optimizers.noise_walk import noise_walk
-from tfdp_rec.optimizers.rules import Recursion
-from tfdp_rec.optimizers.sparse.draws import split_noise_multiplier
-from tfdp_rec.pricing.correlated_noise import INDEPENDENT, Correlation, optimised_correlation
 from tfdp_rec.privacy import (
     FixedOrder,
     PoissonSampling,
@@ -56,6 +55,7 @@ from tfdp_rec.privacy import (
     private_labels,
     private_reliability,
 )
+from tfdp_rec.sparse.draws import split_noise_multiplier
 from tfdp_rec.sums.reliability import Reliability
 
 Setting = Mapping[str, Any]

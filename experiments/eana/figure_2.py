@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from dp_accounting import rdp
 
-from tfdp_rec.pricing.eana_bound import eana_epsilon, orders_up_to
+from tfdp_rec.sparse.eana_bound import eana_epsilon, orders_up_to
 
 
 def figure_2(

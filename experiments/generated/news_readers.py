@@ -18,7 +18,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdp_rec.refused import refuse_below
+from tfdp_rec.core.ground.refused import refuse_below
 
 _START = datetime.datetime(2024, 1, 1, 6)
 

@@ -151,11 +151,11 @@ class _Added:
         """Pays for a day, and adds it."""
         import numpy as np
 
+        from tfdp_rec.core.claim.ledger import ZERO_OUT
         from tfdp_rec.job.budget import LABELS, SUMS
         from tfdp_rec.job.seats import DaySeats
         from tfdp_rec.privacy import Ledger, Snapshot
         from tfdp_rec.spectral import SpectralRecommender
-        from tfdp_rec.spending.ledger import ZERO_OUT
 
         data = Snapshot(len(day.log), "user, item, time")
         with Ledger(self.path, "user", data, ZERO_OUT, data_changed=True) as ledger:
@@ -179,7 +179,7 @@ class _Added:
 
     def spent(self) -> float:
         """ε by the ledger."""
-        from tfdp_rec.spending.ledger import read
+        from tfdp_rec.core.claim.ledger import read
 
         return read(self.path).epsilon(1e-6)
 

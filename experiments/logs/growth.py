@@ -180,9 +180,9 @@ def _released(folder: Path) -> tuple[Any, Any, float]:
     import keras
     import numpy as np
 
+    from tfdp_rec.core.claim.ledger import read
     from tfdp_rec.job.warm_start import WarmStart
     from tfdp_rec.models import SASRec, TwoTower
-    from tfdp_rec.spending.ledger import read
 
     model: SASRec | TwoTower = keras.models.load_model(folder / "release" / "model.keras", compile=False)
     epsilon = read(folder / "release" / "ledger.jsonl").epsilon(1e-6)

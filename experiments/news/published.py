@@ -20,9 +20,9 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated.labels import LabelPermutation, categorical, choose
 from tfdp_rec.federated.mechanism import AnalyticGaussian, PureLaplace
-from tfdp_rec.noise import words
 
 
 @dataclasses.dataclass(frozen=True)

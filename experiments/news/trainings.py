@@ -22,6 +22,8 @@ from experiments.generated.news_readers import SyntheticNews
 from experiments.news import ranking
 from experiments.news.published import PublishedGaussian, PublishedLabelPermutation, PublishedLaplace
 from experiments.news.settings import METHODS, Sizes
+from tfdp_rec.core.ground.files import replacing
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.data import mind
 from tfdp_rec.federated import (
     AnalyticGaussian,
@@ -36,8 +38,6 @@ from tfdp_rec.federated.mechanism import Activation
 from tfdp_rec.federated.public import pseudo_readers
 from tfdp_rec.federated.simulation import FedAdam, Simulation
 from tfdp_rec.federated.vector import ClippedVector, PureVectorMechanism, VectorMechanism
-from tfdp_rec.files import replacing
-from tfdp_rec.noise import words
 
 DELTA = 1e-5
 HISTORY, SAMPLES, NEGATIVES = 20, 4, 4

@@ -20,12 +20,12 @@ from experiments.adaptive.trainings import Trainings as Clicks
 from experiments.rates.settings import Grid, Sizes
 from experiments.study import Study
 from experiments.tables import markdown
+from tfdp_rec.core.mechanism.noise_walk import noise_walk
+from tfdp_rec.core.mechanism.rules import Recursion
 from tfdp_rec.data import NextItemExamples, PoissonSampling
 from tfdp_rec.datasets.movielens import generated
 from tfdp_rec.job.evaluation import Evaluation
 from tfdp_rec.models import TwoTower
-from tfdp_rec.optimizers.noise_walk import noise_walk
-from tfdp_rec.optimizers.rules import Recursion
 from tfdp_rec.privacy import calibrate_noise
 
 
@@ -60,7 +60,7 @@ class Task(abc.ABC):
         noise, sampling = self.noise(epsilon, batch), PoissonSampling(self.units, batch, unit="user")
         keras.utils.set_random_seed(1 + seed)
         model, rate = self.new_model(), self.rate(length, clip, noise, batch)
-        settings = {"l2_norm_clip": clip, "noise_multiplier": noise, "expected_batch_size": batch}
+        settings: dict[str, Any] = {"l2_norm_clip": clip, "noise_multiplier": noise, "expected_batch_size": batch}
         self.compile(model, tfdp_rec.LazyDPSGD(rate, dense_optimizer=self.dense_optimizer(), **settings))
         history = model.fit(self.batches(sampling), steps_per_epoch=self.sizes.steps // 4, epochs=4, verbose=0)
         loss = history.history["loss"][-1]

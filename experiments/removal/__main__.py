@@ -18,7 +18,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfdp_rec.clipping import ClippedSum, Clipping
-from tfdp_rec.clipping.engine import Graph
+from tfdp_rec.core.sensitivity.engine import Graph
 
 SIZES = (2, 3, 17, 4096, 16_384, 65_536)
 TYPES = {

@@ -24,10 +24,10 @@ from experiments.anchors import Protocol, Scores, popularity
 from experiments.generated.walks import Walks
 from experiments.sequences.settings import POPULARITY, RECENT, SASREC, SASREC_UPON, SUMS, UPON, Grid, Sizes
 from experiments.study import train
+from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.data import NextItemExamples, PoissonSampling, Timelines
 from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.models import SASRec
-from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 from tfdp_rec.privacy import private_counts
 from tfdp_rec.spectral import SpectralRecommender
 

@@ -23,8 +23,8 @@ from scipy import linalg, sparse
 
 from experiments.spectral.alternating import Alternating
 from experiments.spectral.data import Split
+from tfdp_rec.core.mechanism.noise.words import WordSource
 from tfdp_rec.datasets.log import Catalogue, log_of
-from tfdp_rec.noise.words import WordSource
 from tfdp_rec.privacy import noise_of_one_release, private_counts
 from tfdp_rec.spectral import Histories, SpectralRecommender, rules
 from tfdp_rec.spectral.gram import grid_gram

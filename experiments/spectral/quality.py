@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
 def works(problem: Any, args: argparse.Namespace) -> dict[str, Callable[[], dict[str, Any]]]:
     """What finds each cell of a data set."""
     from experiments.spectral import methods
-    from tfdp_rec.noise.words import seeded
+    from tfdp_rec.core.mechanism.noise.words import seeded
 
     def cell(make: Callable[..., Any], *given: Any) -> Callable[[], dict[str, Any]]:
         return lambda: measured(make(problem, *given), problem.split)

@@ -22,7 +22,7 @@ from keras import layers
 from scipy import stats
 
 import tfdp_rec
-from tfdp_rec.clipping import engine, factors, float_sums
+from tfdp_rec.core.sensitivity import engine, factors, float_sums
 
 TRIALS, OTHERS, HUGE, DELTA, SIGMA = 100, 70, np.float32(1e12), 1e-6, 6.0
 

@@ -12,10 +12,10 @@ from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
+from tfdp_rec.core.claim.entries import Entries
+from tfdp_rec.core.claim.sampling_proof import Source
+from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.privacy import Accountant, PoissonSampling, Unaccounted
-from tfdp_rec.refused import NotPrivate
-from tfdp_rec.sampling.sampling_proof import Source
-from tfdp_rec.spending.entries import Entries
 
 
 class Interrupt(keras.callbacks.Callback):

@@ -16,13 +16,13 @@ import seeding
 import tensorflow as tf
 
 import tfdp_rec
-from tfdp_rec.callbacks import TrainingCheckpoint, training_checkpoint
+from tfdp_rec.callbacks import TrainingCheckpoint
 from tfdp_rec.clipping import clipped_sum
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.ground.withheld_rows import held_rows
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.privacy import PoissonSampling
-from tfdp_rec.refused import NotPrivate
-from tfdp_rec.training import release
-from tfdp_rec.withheld_rows import held_rows
+from tfdp_rec.training import release, training_checkpoint
 
 UNITS, ROWS = 60, 40
 RNG = np.random.default_rng(0)
@@ -307,7 +307,7 @@ def test_an_interrupted_write_leaves_the_older_file(finished, monkeypatch):
     setup = Setup(finished)
     setup.checkpoint.resume(setup.model)
     before = setup.checkpoint.latest()
-    monkeypatch.setattr("tfdp_rec.callbacks.training_checkpoint._chunks", lambda variable: iter([b"12", 1 / 0]))
+    monkeypatch.setattr("tfdp_rec.training.training_checkpoint._chunks", lambda variable: iter([b"12", 1 / 0]))
     with pytest.raises(ZeroDivisionError):
         setup.checkpoint.save()
     assert setup.checkpoint.latest() == before and sorted(os.listdir(finished))[1:] == ["in-use"]
@@ -343,7 +343,7 @@ def test_ordinary_optimizers_are_refused(tmp_path):
 
 
 def test_large_tables_are_read_and_written_in_chunks(finished, one_epoch, monkeypatch):
-    monkeypatch.setattr("tfdp_rec.callbacks.training_checkpoint._CHUNK_VALUES", 16)
+    monkeypatch.setattr("tfdp_rec.training.training_checkpoint._CHUNK_VALUES", 16)
     again = Setup(finished)
     again.checkpoint.resume(again.model)
     again.checkpoint.save()
@@ -1010,7 +1010,7 @@ def test_every_way_out_of_a_resumed_model_is_in_a_checkpoint_first(killed_while_
 def test_nothing_leaves_a_resumed_model_whose_checkpoint_cannot_be_written(killed_while_owing, monkeypatch):
     again = Setup(killed_while_owing, noise=None)
     again.checkpoint.resume(again.model)
-    monkeypatch.setattr("tfdp_rec.callbacks.training_checkpoint._chunks", lambda variable: iter([b"12", 1 / 0]))
+    monkeypatch.setattr("tfdp_rec.training.training_checkpoint._chunks", lambda variable: iter([b"12", 1 / 0]))
     with pytest.raises(ZeroDivisionError):
         again.model.get_weights()
     monkeypatch.undo()
@@ -1030,6 +1030,6 @@ def test_a_release_before_going_on_changes_nothing(killed_while_owing, tmp_path)
 def test_a_directory_is_one_process_own(tmp_path):
     setup = Setup(tmp_path)
     setup.checkpoint.resume(setup.model)
-    script = "import sys, tfdp_rec.files as f; f.hold(sys.argv[1])"
+    script = "import sys, tfdp_rec.core.ground.files as f; f.hold(sys.argv[1])"
     other = subprocess.run([sys.executable, "-c", script, str(tmp_path)], capture_output=True, text=True, check=False)
     assert "Another process trains with" in other.stderr

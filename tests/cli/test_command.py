@@ -153,7 +153,7 @@ def test_commands_set_what_makes_large_steps_quick_and_no_flag_that_may_be_unkno
 
 @pytest.mark.slow
 def test_tensorflow_is_imported_without_a_word():
-    probe = "from tfdp_rec import quiet; import sys; quiet.import_tensorflow(); print('said', file=sys.stderr)"
+    probe = "from tfdp_rec.cli import quiet; import sys; quiet.import_tensorflow(); print('said', file=sys.stderr)"
     done = subprocess.run([sys.executable, "-c", probe], capture_output=True, text=True)
     assert (done.returncode, done.stderr) == (0, "said\n")
 

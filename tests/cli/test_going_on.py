@@ -16,11 +16,11 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.cli import main
+from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.job.budget import prior_noise
 from tfdp_rec.job.recommenders import training
 from tfdp_rec.privacy import Accountant, Ledger, PoissonSampling, Snapshot
 from tfdp_rec.spectral import SpectralRecommender
-from tfdp_rec.spending.ledger import read
 
 SMALL = "--users 600 --movies 150 --steps 12 --batch-size 60 --width 4 --hidden 0 --quiet --epsilon 2".split()
 DELTA = 1e-6

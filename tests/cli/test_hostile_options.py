@@ -13,7 +13,7 @@ import resource
 import pytest
 
 from tfdp_rec.cli import main, train
-from tfdp_rec.spending.ledger import read
+from tfdp_rec.core.claim.ledger import read
 
 NUMBERS = ["nan", "inf", "-inf", "-1", "0", "1e-320", "1e-9", "1e308", "1e400", "", "abc", "\u0663"]
 WHOLE = ["nan", "inf", "-1", "0", "1", "2.5", "4294967296", "9223372036854775808", "1e18", "1e400", "", "abc"]

@@ -10,13 +10,13 @@ from helpers import bytes_in, of_this_machine
 from pages import fits, self_contained
 
 from tfdp_rec.cli import main
+from tfdp_rec.core.claim.ledger import Mark, read
+from tfdp_rec.core.claim.statement import rounded_up
 from tfdp_rec.data import Items
 from tfdp_rec.job import report
 from tfdp_rec.job.budget import prior_noise
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import epsilon_of
-from tfdp_rec.spending.ledger import Mark, read
-from tfdp_rec.spending.statement import rounded_up
 
 SMALL = "--users 600 --movies 150 --steps 8 --batch-size 60 --width 4 --hidden 3 --quiet --epsilon 2"
 SMALL = SMALL.split()

@@ -19,7 +19,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp_rec.clipping import Outer, PerExample, Rows, Scores, cross_terms, engine, weights
+from tfdp_rec.clipping import Outer, PerExample, Rows, Scores
+from tfdp_rec.core.sensitivity import cross_terms, engine, weights
 
 ROWS, WIDTH, CANDIDATES = 5, 3, 4
 RULES = [weights.clipped, weights.normalised]

@@ -7,8 +7,9 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp_rec
-from tfdp_rec.clipping import arithmetic, clipped_sum
-from tfdp_rec.clipping.arithmetic import refuse_other_arithmetic
+from tfdp_rec.clipping import clipped_sum
+from tfdp_rec.core.sensitivity import arithmetic
+from tfdp_rec.core.sensitivity.arithmetic import refuse_other_arithmetic
 
 COARSE = ["auto_mixed_precision_onednn_bfloat16", "auto_mixed_precision_mkl"]
 REWRITES = [*COARSE, "auto_mixed_precision", "debug_stripper"]

@@ -8,8 +8,8 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tfdp_rec.clipping import cross_terms, factors
-from tfdp_rec.clipping.float_sums import Depth
+from tfdp_rec.core.sensitivity import cross_terms, factors
+from tfdp_rec.core.sensitivity.float_sums import Depth
 
 quickly = settings(max_examples=25, deadline=None, derandomize=True)
 ROWS, WIDTH = 7, 3  # every factor here is of one variable of this shape

@@ -15,9 +15,10 @@ from keras import layers
 from zoo import examples
 
 import tfdp_rec
-from tfdp_rec.clipping import Clipping, Outer, PerExample, Rows, Scores, clipped_sum, cross_terms, engine, float_sums
-from tfdp_rec.clipping.cross_terms import CANCELLING, measure
-from tfdp_rec.clipping.engine import SLACK, Graph, Share
+from tfdp_rec.clipping import Clipping, Outer, PerExample, Rows, Scores, clipped_sum
+from tfdp_rec.core.sensitivity import cross_terms, engine, float_sums
+from tfdp_rec.core.sensitivity.cross_terms import CANCELLING, measure
+from tfdp_rec.core.sensitivity.engine import SLACK, Graph, Share
 
 HUGE = np.float32(1e12)
 

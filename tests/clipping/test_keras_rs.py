@@ -9,7 +9,7 @@ from keras import layers
 
 import tfdp_rec
 from tfdp_rec.clipping import EmbedReduceRule, clipped_sum
-from tfdp_rec.clipping.engine import SLACK
+from tfdp_rec.core.sensitivity.engine import SLACK
 
 keras_rs = pytest.importorskip("keras_rs")
 
@@ -160,7 +160,7 @@ def test_a_subclass_that_does_something_else_has_not_its_rule():
             return 2.0 * super().call(inputs, weights)
 
     doubled = Doubled(ROWS, WIDTH)
-    assert not isinstance(tfdp_rec.clipping.rules.rule_for(doubled), EmbedReduceRule)
+    assert not isinstance(tfdp_rec.core.sensitivity.rules.rule_for(doubled), EmbedReduceRule)
     model, batch = scored([doubled], lambda p, b: p[0](b["ids"]), {"ids": IDS})
     with pytest.raises(tfdp_rec.NotPrivate, match="owns weights"):
         clipped_sum(model, batch, 1.0)

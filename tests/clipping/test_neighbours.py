@@ -17,9 +17,9 @@ from zoo import SIZE, built, examples
 
 import tfdp_rec
 from tfdp_rec.clipping import Clipping, check, clipped_sum
-from tfdp_rec.clipping.engine import Graph
-from tfdp_rec.independence import ByExample, reading
-from tfdp_rec.keras_internals import random_states
+from tfdp_rec.core.ground.keras_internals import random_states
+from tfdp_rec.core.sensitivity.engine import Graph
+from tfdp_rec.core.sensitivity.independence import ByExample, reading
 
 
 def distance(model, a, b):

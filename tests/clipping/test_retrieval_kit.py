@@ -8,7 +8,8 @@ from helpers import Scored, assert_matches_oracle
 from keras import layers
 
 import tfdp_rec
-from tfdp_rec.clipping import clipped_sum, negatives
+from tfdp_rec.clipping import clipped_sum
+from tfdp_rec.layers import negatives
 
 ROWS, WIDTH, SIZE = 6, 3, 5
 TITLES = np.array([f"m{n}" for n in range(ROWS)])

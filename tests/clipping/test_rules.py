@@ -8,7 +8,8 @@ from helpers import Scored, assert_matches_oracle, dense_gradients, double_preci
 from keras import layers
 
 import tfdp_rec
-from tfdp_rec.clipping import clipped_sum, rules
+from tfdp_rec.clipping import clipped_sum
+from tfdp_rec.core.sensitivity import rules
 
 
 @pytest.fixture(autouse=True, scope="module")

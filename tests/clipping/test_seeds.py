@@ -7,7 +7,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp_rec
-from tfdp_rec.clipping import recorder
+from tfdp_rec.core.sensitivity import recorder
 
 X = np.ones([16, 64], "float32")
 

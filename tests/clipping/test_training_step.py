@@ -10,7 +10,7 @@ from zoo import built
 
 import tfdp_rec
 from tfdp_rec.clipping import clipped_sum
-from tfdp_rec.clipping.engine import SLACK
+from tfdp_rec.core.sensitivity.engine import SLACK
 
 
 def linear(**options):

@@ -11,8 +11,9 @@ from helpers import assert_matches_oracle, dense_gradients, double_precision
 from zoo import built
 
 import tfdp_rec
-from tfdp_rec.clipping import clipped_sum, weights
-from tfdp_rec.clipping.engine import SLACK, clip_weights
+from tfdp_rec.clipping import clipped_sum
+from tfdp_rec.core.sensitivity import weights
+from tfdp_rec.core.sensitivity.engine import SLACK, clip_weights
 
 BOUND = 1 / (1 + SLACK)
 BASICS = {"l2_norm_clip": "auto", "noise_multiplier": 0.0, "expected_batch_size": 4}

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfdp_rec.negative_shares import checked_counts, different, inclusion, shares
+from tfdp_rec.datasets.negative_shares import checked_counts, different, inclusion, shares
 
 COUNTS = [400.0, 0.0, -3.0, 100.0, 0.0, 100.0, 30.0, 1.0]
 

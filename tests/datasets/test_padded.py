@@ -9,7 +9,7 @@ from helpers import Scored, dense_gradients
 
 import tfdp_rec
 from tfdp_rec.clipping import clipped_sum
-from tfdp_rec.clipping.engine import SLACK
+from tfdp_rec.core.sensitivity.engine import SLACK
 from tfdp_rec.data import padded
 
 BAGS, BY = [[7, 5], [], [1, 2, 3, 4], [2, 2, 8]], [[0.5, 2.0], [], [1.0, 3.0, 0.0, 1.0], [1.0, 1.0, 0.25]]

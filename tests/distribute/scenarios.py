@@ -22,12 +22,12 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 import tfdp_rec
+from tfdp_rec.core.mechanism.lazy_dp_sgd import LazyDPSGD
+from tfdp_rec.core.mechanism.tables import Table
 from tfdp_rec.distribute import Cluster, LocalCluster, ParameterServerTrainer, sections, worker_step
 from tfdp_rec.distribute.attempts import LEDGER
 from tfdp_rec.distribute.parameter_server import ParameterServer
 from tfdp_rec.noise import KeyedNoise
-from tfdp_rec.optimizers.lazy.lazy_dp_sgd import LazyDPSGD
-from tfdp_rec.optimizers.tables import Table
 
 # A model with two tables, one of them divided, and a dense kernel as large as a table that is; a fixed sequence of
 # batches, one of them empty.

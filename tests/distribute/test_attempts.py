@@ -7,12 +7,12 @@ import threading
 import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
+from tfdp_rec.core.claim.accountant import Accountant
+from tfdp_rec.core.claim.ledger import BrokenLedger, Ledger, Snapshot, read
+from tfdp_rec.core.ground.files import hold
 from tfdp_rec.distribute.attempts import LEDGER, Attempts, opened
 from tfdp_rec.distribute.checkpoint import Checkpoints
-from tfdp_rec.files import hold
 from tfdp_rec.privacy import PoissonSampling
-from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Snapshot, read
 
 ONE, TWO = GaussianDpEvent(1.0), GaussianDpEvent(2.0)
 SAMPLING = PoissonSampling(1000, 10, unit="user")
@@ -224,7 +224,7 @@ def test_a_checkpoint_of_another_training_is_refused(trained):
 
 
 def test_a_directory_belongs_to_one_process_as_long_as_it_lives(tmp_path):
-    script = "import sys, tfdp_rec.files as f; f.hold(sys.argv[1]); print(1, flush=True); input()"
+    script = "import sys, tfdp_rec.core.ground.files as f; f.hold(sys.argv[1]); print(1, flush=True); input()"
     with subprocess.Popen(
         [sys.executable, "-W", "ignore", "-c", script, str(tmp_path)],
         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,

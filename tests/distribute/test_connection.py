@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import tensorflow as tf
 
+from tfdp_rec.core.ground.shared_graphs import SharedGraph
 from tfdp_rec.distribute import connection
 from tfdp_rec.distribute.connection import _GONE, ServerLost, Silence, Watch
-from tfdp_rec.shared_graphs import SharedGraph
 
 
 class Listed:

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from tfdp_rec import interruption
+from tfdp_rec.core.ground import interruption
 from tfdp_rec.distribute import own_network
 
 OPENS = """

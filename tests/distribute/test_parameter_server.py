@@ -6,10 +6,10 @@ import pytest
 import tensorflow as tf
 
 import tfdp_rec
+from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.distribute.parameter_server import ParameterServer, ServedNoise, ServerEntropy, source_on_server
 from tfdp_rec.distribute.worker_step import WorkerStep
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, Request, SecureNoise
-from tfdp_rec.refused import NotPrivate
 
 ROWS, STEP = tf.constant([0, 5], tf.int64), tf.constant(3, tf.int64)
 

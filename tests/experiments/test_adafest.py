@@ -14,7 +14,7 @@ from experiments.adafest.sentences import SyntheticText
 from experiments.adafest.sparsity import gradient_sparsity
 from experiments.generated.clicks import CriteoExamples, SyntheticCriteo
 from experiments.study import Study
-from tfdp_rec.optimizers.sparse import draws
+from tfdp_rec.sparse import draws
 
 TINY = settings.Sizes(
     examples=4000, test_examples=500, batch_size=200, steps=3, hidden=(8,), delta=1e-5, days=2

@@ -19,7 +19,7 @@ from experiments.eana.timelines import (
     write_timelines,
 )
 from experiments.generated.knowledge_graph import FEATURES, SyntheticKG, pad_window
-from tfdp_rec.pricing.events import FailingDpEvent
+from tfdp_rec.core.claim.events import FailingDpEvent
 from tfdp_rec.privacy import private_terms
 
 

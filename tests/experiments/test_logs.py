@@ -4,7 +4,7 @@ import pytest
 
 from experiments.logs.__main__ import main
 from experiments.logs.stream import Stream
-from tfdp_rec.spending.ledger import read
+from tfdp_rec.core.claim.ledger import read
 
 
 @pytest.mark.slow

@@ -7,10 +7,10 @@ import pytest
 from checker import checked
 from dp_accounting import GaussianDpEvent
 
+from tfdp_rec.core.claim.events import REPLACE
+from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.federated import AttentionMechanism
-from tfdp_rec.pricing.events import REPLACE
 from tfdp_rec.privacy import Accountant, BrokenLedger, Ledger, PoissonSampling, Snapshot
-from tfdp_rec.spending.ledger import read
 
 pytestmark = pytest.mark.slow  # three searches by PLD, a hundred answers
 PAGE = pathlib.Path(__file__).parents[2] / "docs" / "ledger-a-day.md"

@@ -9,12 +9,8 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
 from experiments.news.published import PublishedGaussian
-from tfdp_rec.federated import (
-    AttentionMechanism,
-    ClientAccountant,
-    PureLaplace,
-)
-from tfdp_rec.pricing.events import PureDpEvent
+from tfdp_rec.core.claim.events import PureDpEvent
+from tfdp_rec.federated import AttentionMechanism, ClientAccountant, PureLaplace
 
 
 def history_epsilon(mechanism, count, delta):

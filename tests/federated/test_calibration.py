@@ -9,9 +9,9 @@ from dp_accounting.pld import privacy_loss_mechanism
 from scipy import integrate, stats
 
 from experiments.news.published import PublishedGaussian, PublishedLaplace
+from tfdp_rec.core.claim import profiles
+from tfdp_rec.core.claim.profiles import gaussian_delta
 from tfdp_rec.federated.mechanism import AttentionMechanism, PureLaplace, clip, l1_sensitivity, l2_sensitivity
-from tfdp_rec.pricing import profiles
-from tfdp_rec.pricing.profiles import gaussian_delta
 
 GRID = list(itertools.product((0.001, 0.1, 1.0, 5.0, 10.0, 20.0), (1e-6, 1e-5, 1e-3), (0.0, 0.2, 0.5, 0.9)))
 CLIPS = (0.1, 0.4, 0.6, 0.8, 1.0, 3.0)

@@ -15,14 +15,9 @@ from catalogues import named
 from scipy import stats
 
 from experiments.news.published import PublishedGaussian
-from tfdp_rec.federated import (
-    AnalyticGaussian,
-    AttentionMechanism,
-    LabelPermutation,
-    local,
-)
+from tfdp_rec.core.mechanism.noise import words
+from tfdp_rec.federated import AnalyticGaussian, AttentionMechanism, LabelPermutation, local
 from tfdp_rec.federated.cohort import Client
-from tfdp_rec.noise import words
 
 DRAWS = 10_000
 EPSILON, DELTA = 1.0, 1e-5

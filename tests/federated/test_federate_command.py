@@ -11,13 +11,13 @@ import pytest
 
 from experiments.generated.news_readers import SyntheticNews
 from tfdp_rec.cli import federate, main
+from tfdp_rec.core.claim.events import REPLACE, PureDpEvent
+from tfdp_rec.core.claim.ledger import BrokenLedger, read
 from tfdp_rec.federated import build
 from tfdp_rec.federated.accounting import UNIT
 from tfdp_rec.federated.participant import DATA
 from tfdp_rec.federated.settings import FederatedSettings, Nodes
-from tfdp_rec.pricing.events import REPLACE, PureDpEvent
 from tfdp_rec.privacy import Ledger
-from tfdp_rec.spending.ledger import BrokenLedger, read
 
 
 @pytest.fixture(scope="module")

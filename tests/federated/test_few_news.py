@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from catalogues import catalogue_of
 
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated import AttentionMechanism, LabelPermutation, local
 from tfdp_rec.federated.cohort import Draws
 from tfdp_rec.federated.vector import VectorMechanism
 from tfdp_rec.models import news
-from tfdp_rec.noise import words
 
 NEWS, TITLE, LENGTH, SAMPLES, NEGATIVES = 60, 4, 5, 3, 2
 KINDS = {

@@ -18,9 +18,9 @@ from federated.loopback import Loopback, end, wait_for  # noqa: E402
 
 from experiments.generated.news_readers import SyntheticNews  # noqa: E402
 from tfdp_rec.cli import federate  # noqa: E402
+from tfdp_rec.core.claim import ledger  # noqa: E402
 from tfdp_rec.federated import build  # noqa: E402
 from tfdp_rec.federated.settings import FederatedSettings, Nodes  # noqa: E402
-from tfdp_rec.spending import ledger  # noqa: E402
 
 TAU = 1e-5
 NO_LIMIT = {"ledger": "nowhere.jsonl", "budget-epsilon": math.inf}

@@ -9,10 +9,10 @@ import pytest
 import tensorflow as tf
 from tensorflow.lite.python import schema_py_generated as schema
 
+from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.federated import AttentionMechanism, graphs, serving
 from tfdp_rec.federated.client import PrivateClient
 from tfdp_rec.models import news
-from tfdp_rec.spending.ledger import read
 
 H, D, B = 4, 3, 2
 WINDOW = [tf.TensorSpec((1, H, D), tf.float32, "vectors"), tf.TensorSpec((1, H), tf.bool, "mask")]

@@ -10,9 +10,9 @@ from dp_accounting import NonPrivateDpEvent
 from scipy import stats
 
 from experiments.news.published import PublishedLabelPermutation
+from tfdp_rec.core.claim.events import PureDpEvent
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated import LabelPermutation
-from tfdp_rec.noise import words
-from tfdp_rec.pricing.events import PureDpEvent
 
 
 def joint(num_candidates, clicked, num_negatives, epsilon):

@@ -12,13 +12,13 @@ from catalogues import named
 from scipy import stats
 
 from experiments.news.published import PublishedLabelPermutation
+from tfdp_rec.core.claim.profiles import gaussian_delta
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, grid, local, vector
 from tfdp_rec.federated import mechanism as mechanism_module
 from tfdp_rec.federated.cohort import Client, Draws, client_of, with_private_labels
 from tfdp_rec.federated.simulation import FedAdam, Simulation
 from tfdp_rec.federated.vector import PureVectorMechanism, VectorMechanism
-from tfdp_rec.noise import words
-from tfdp_rec.pricing.profiles import gaussian_delta
 
 PRIVATE = AttentionMechanism(3, 5.0, 1e-5, padding=0.2, activation="relu")
 OFF = AttentionMechanism(3, math.inf, activation="relu")

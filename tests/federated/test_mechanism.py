@@ -7,9 +7,9 @@ import pytest
 from scipy import stats
 
 from experiments.news.published import PublishedGaussian
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated import AttentionMechanism, PureLaplace, mechanism
 from tfdp_rec.federated.mechanism import l1_sensitivity, l2_sensitivity
-from tfdp_rec.noise import words
 
 
 @pytest.mark.parametrize(

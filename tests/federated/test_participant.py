@@ -12,16 +12,16 @@ from dp_accounting import GaussianDpEvent
 from scipy import stats
 
 from experiments.news.published import PublishedLabelPermutation
+from tfdp_rec.core.claim.events import REPLACE, PureDpEvent
+from tfdp_rec.core.claim.ledger import read
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.datasets.mind.files import Impression
 from tfdp_rec.federated import AttentionMechanism, ClientAccountant, LabelPermutation, local
 from tfdp_rec.federated.accounting import UNIT
 from tfdp_rec.federated.cohort import Client, client_of, draw
 from tfdp_rec.federated.participant import DATA, BudgetSpent, DeviceTerms, Participant, Refused
 from tfdp_rec.federated.vector import VectorMechanism
-from tfdp_rec.noise import words
-from tfdp_rec.pricing.events import REPLACE, PureDpEvent
 from tfdp_rec.privacy import BrokenLedger, Ledger
-from tfdp_rec.spending.ledger import read
 
 TWO = ((named(1, 2, 3, 4, 5, 6), 0), (named(7, 8, 9, 10, 11, 12), 1))
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from experiments.generated.news_readers import SyntheticNews
-from tfdp_rec.noise import words
+from tfdp_rec.core.mechanism.noise import words
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("safetensors")

@@ -16,11 +16,11 @@ from helpers import bytes_in, of_this_machine
 from scipy import stats
 
 from experiments.news.published import PublishedGaussian
+from tfdp_rec.core.claim.ledger import read
+from tfdp_rec.core.claim.profiles import composed_epsilon
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated import AttentionMechanism, client
-from tfdp_rec.noise import words
-from tfdp_rec.pricing.profiles import composed_epsilon
 from tfdp_rec.privacy import BrokenLedger
-from tfdp_rec.spending.ledger import read
 
 MECHANISM = AttentionMechanism(3, 2.0, 1e-5, padding=0.2)
 

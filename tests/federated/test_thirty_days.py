@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from tfdp_rec.core.claim.ledger import read
+from tfdp_rec.core.claim.profiles import composed_epsilon
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.datasets.mind.files import NewsCatalogue
 from tfdp_rec.federated import AttentionMechanism, LabelPermutation, labels, local, serving
 from tfdp_rec.federated.client import PrivateClient
 from tfdp_rec.federated.cohort import Client
 from tfdp_rec.federated.participant import DeviceTerms, Participant
-from tfdp_rec.noise import words
-from tfdp_rec.pricing.profiles import composed_epsilon
-from tfdp_rec.spending.ledger import read
 
 DAYS, SHOWN = 30, 6
 DELTA = 1e-5

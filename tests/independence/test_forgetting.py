@@ -14,12 +14,12 @@ from keras import layers
 
 import tfdp_rec
 from tfdp_rec.clipping import clipped_sum
-from tfdp_rec.clipping.batches import hide_batch_axis
-from tfdp_rec.clipping.own_rows import own_rows
-from tfdp_rec.independence import ByExample, Shared, Walk, known_operations, reading
-from tfdp_rec.independence.rules.elementwise import ENTRY_BY_ENTRY, IN_MEMORY_ORDER
-from tfdp_rec.independence.sizes import BATCH, SizeArray, letter, size
-from tfdp_rec.independence.values import Mixed
+from tfdp_rec.core.sensitivity.batches import hide_batch_axis
+from tfdp_rec.core.sensitivity.independence import ByExample, Shared, Walk, known_operations, reading
+from tfdp_rec.core.sensitivity.independence.rules.elementwise import ENTRY_BY_ENTRY, IN_MEMORY_ORDER
+from tfdp_rec.core.sensitivity.independence.sizes import BATCH, SizeArray, letter, size
+from tfdp_rec.core.sensitivity.independence.values import Mixed
+from tfdp_rec.core.sensitivity.own_rows import own_rows
 
 N = 600
 FIRST = np.where(np.arange(N) == 0, 1, -1).astype("float32")

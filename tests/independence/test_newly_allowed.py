@@ -8,8 +8,8 @@ from helpers import Scored, assert_matches_oracle, double_precision
 from keras import layers
 
 from tfdp_rec.clipping import clipped_sum
-from tfdp_rec.clipping.own_rows import own_rows
-from tfdp_rec.refused import NotPrivate
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.sensitivity.own_rows import own_rows
 
 rng = np.random.default_rng(0)
 SIZE = 4

@@ -10,11 +10,11 @@ import pytest
 import tensorflow as tf
 from brute import claims, holds
 
-from tfdp_rec.clipping.own_rows import own_rows
-from tfdp_rec.independence import ByExample, Mixed, Shared, known_operations
-from tfdp_rec.independence.sizes import size
-from tfdp_rec.independence.values import Sized
-from tfdp_rec.refused import NotPrivate
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.sensitivity.independence import ByExample, Mixed, Shared, known_operations
+from tfdp_rec.core.sensitivity.independence.sizes import size
+from tfdp_rec.core.sensitivity.independence.values import Sized
+from tfdp_rec.core.sensitivity.own_rows import own_rows
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=[4, 3]).astype("float32")

@@ -20,7 +20,7 @@ from brute import Held
 from programs import FAMILIES, LEAVES, Program, batch
 from steps import ROWS, moved
 
-from tfdp_rec.refused import NotPrivate
+from tfdp_rec.core.ground.refused import NotPrivate
 
 PROGRAMS = int(os.environ.get("TFDP_REC_PROGRAMS", "1000"))
 FIRST_SEED = int(os.environ.get("TFDP_REC_FIRST_PROGRAM", "0"))

@@ -15,7 +15,7 @@ from zoo import ZOO, built
 
 import tfdp_rec
 from tfdp_rec.clipping import clipped_sum
-from tfdp_rec.clipping.step_reading import StepReading
+from tfdp_rec.core.sensitivity.step_reading import StepReading
 
 rng = np.random.default_rng(0)
 X = rng.normal(size=[4, 3]).astype("float32")

@@ -13,7 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp_rec
-from tfdp_rec.clipping.engine import Clipping
+from tfdp_rec.core.sensitivity.engine import Clipping
 
 X = np.random.default_rng(0).normal(size=[4, 3]).astype("float32")
 IDS = {"user": np.array([0, 1, 2, 1]), "item": np.array([3, 0, 1, 1])}

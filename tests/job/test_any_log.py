@@ -18,13 +18,13 @@ from dp_accounting import ComposedDpEvent
 from job.conftest import COLUMNS, table, train
 
 from tfdp_rec.cli import main
+from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.ledger import ZERO_OUT, read
+from tfdp_rec.core.claim.schemes import Sampling
 from tfdp_rec.job.recommenders import training, two_towers, upon_sums
 from tfdp_rec.job.warm_start import WarmStart
-from tfdp_rec.pricing.composition import epsilon_of
 from tfdp_rec.privacy import Accountant, Ledger, Snapshot
-from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.spectral import SpectralRecommender
-from tfdp_rec.spending.ledger import ZERO_OUT, read
 
 LABELS = ["private vocabulary", "popularity counts", "training"]
 UPON_LABELS = ["private vocabulary", "private sums to train upon"]

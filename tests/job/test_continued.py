@@ -15,13 +15,13 @@ from dp_accounting import GaussianDpEvent
 from job.conftest import COLUMNS, table, train
 
 from tfdp_rec.cli import main
+from tfdp_rec.core.claim.ledger import ZERO_OUT, read
 from tfdp_rec.job import pipeline
 from tfdp_rec.job.budget import Budget
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.serving import Served, Server
 from tfdp_rec.spectral import SpectralRecommender
-from tfdp_rec.spending.ledger import ZERO_OUT, read
 
 DELTA = 1e-6
 LABELS = ["private vocabulary", "private sums"]

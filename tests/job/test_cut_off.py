@@ -27,8 +27,9 @@ from dp_accounting import GaussianDpEvent
 from helpers import bytes_in, of_this_machine
 from job.conftest import train
 
-from tfdp_rec import interruption
 from tfdp_rec.cli import main
+from tfdp_rec.core.claim.ledger import ZERO_OUT, read
+from tfdp_rec.core.ground import interruption
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.job import budget, checkpoint, pipeline, report
 from tfdp_rec.job.checkpoint import RunCheckpoint
@@ -39,7 +40,6 @@ from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.serving import own_ids
 from tfdp_rec.spectral import SpectralRecommender, denoising, recommender
-from tfdp_rec.spending.ledger import ZERO_OUT, read
 
 SUMS = ["private sums"]
 ALL = ["private vocabulary", *SUMS]

@@ -8,11 +8,11 @@ import pyarrow.parquet
 import pytest
 from job.conftest import COLUMNS, train
 
+from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.job.sources import features_of, source_of
 from tfdp_rec.spectral import SpectralRecommender
-from tfdp_rec.spending.ledger import read
 
 CSV = """sku,title,genres,price
 sku-1,One,Comedy| Drama,low

@@ -7,14 +7,14 @@ import pytest
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, SelfComposedDpEvent
 
 from tfdp_rec.cli import main
+from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
+from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.data import Interactions
 from tfdp_rec.job.budget import PRIOR, Budget, prior_noise
 from tfdp_rec.job.recommenders import training, two_towers
 from tfdp_rec.job.run import Users
 from tfdp_rec.job.settings import SHUFFLED, JobSettings
-from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 from tfdp_rec.privacy import Accountant, FixedOrder, epsilon_of, optimised_correlation
-from tfdp_rec.spending.ledger import read
 
 SMALL = "--users 600 --movies 150 --steps 12 --batch-size 60 --width 4 --hidden 0 --quiet --epsilon 2".split()
 DELTA = 1e-6

@@ -17,6 +17,7 @@ from job.conftest import COLUMNS, table, train
 from pages import fits, self_contained
 
 from tfdp_rec.cli import main, recommend
+from tfdp_rec.core.claim.ledger import ZERO_OUT, read
 from tfdp_rec.data import Interactions
 from tfdp_rec.datasets.log import Log
 from tfdp_rec.datasets.logs import grouping
@@ -27,7 +28,6 @@ from tfdp_rec.job.run import UserSubset
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot, epsilon_of
 from tfdp_rec.spectral import SpectralRecommender
-from tfdp_rec.spending.ledger import ZERO_OUT, read
 
 DELTA = 1e-6
 

@@ -14,6 +14,9 @@ from checker import checked
 from dp_accounting import NoOpDpEvent
 from job.conftest import COLUMNS, table, train
 
+from tfdp_rec.core.claim.accountant import Accountant
+from tfdp_rec.core.claim.ledger import read
+from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
 from tfdp_rec.data import Interactions
 from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.job import pipeline
@@ -22,9 +25,6 @@ from tfdp_rec.job.budget import ITEMS, LABELS, PRIOR, SUMS, UPON, Budget
 from tfdp_rec.job.seats import DaySeats, allowed
 from tfdp_rec.job.warm_start import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot
-from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
-from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.ledger import read
 
 BUDGET = Budget(8.0, 1e-6, days=6, public=True, days_per_user=3)
 BOTH = Budget(8.0, 1e-6, days=6, days_per_user=2)  # items are found, too

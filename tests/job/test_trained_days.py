@@ -12,7 +12,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 from job.conftest import train
 
-from tfdp_rec.spending.entries import Entry
+from tfdp_rec.core.claim.entries import Entry
 
 SMALL = ["--steps", "3", "--batch-size", "80", "--width", "4", "--hidden", "0"]
 NAMES = [f"thing-{n:02}-{'abcdefghij'[n % 10] * 9}" for n in range(20)]

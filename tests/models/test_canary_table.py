@@ -9,7 +9,7 @@ from dp_accounting import GaussianDpEvent
 from scipy import stats
 
 import tfdp_rec
-from tfdp_rec.clipping import engine
+from tfdp_rec.core.sensitivity import engine
 from tfdp_rec.models.canary_table import AuditPlan, CanaryTable, audit_runs
 from tfdp_rec.noise import EntropyNoise, NoiseSource
 

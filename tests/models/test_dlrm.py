@@ -7,7 +7,7 @@ import seeding
 import tensorflow as tf
 
 import tfdp_rec
-from tfdp_rec.clipping.engine import SLACK
+from tfdp_rec.core.sensitivity.engine import SLACK
 from tfdp_rec.models import DLRM
 from tfdp_rec.models.dlrm import DotInteraction
 

@@ -14,11 +14,11 @@ from helpers import assert_matches_oracle
 
 import tfdp_rec
 from tfdp_rec.cli import main
+from tfdp_rec.core.claim.ledger import read
+from tfdp_rec.core.mechanism.noise.words import seeded
 from tfdp_rec.data import NextItemExamples, PoissonSampling, Timelines
 from tfdp_rec.models.sasrec import RecentItems, SASRec
-from tfdp_rec.noise.words import seeded
 from tfdp_rec.privacy import Accountant, Ledger, Snapshot
-from tfdp_rec.spending.ledger import read
 
 ITEMS, PLACES = 40, 6
 RNG = np.random.default_rng(0)

@@ -8,11 +8,11 @@ from scipy import stats
 
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.core.mechanism.noise import gaussian as module
+from tfdp_rec.core.mechanism.noise.meeting import grid_of, met, on_grid
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, Request, SecureNoise
-from tfdp_rec.noise import gaussian as module
-from tfdp_rec.noise.meeting import grid_of, met, on_grid
-from tfdp_rec.optimizers.sparse.preselection import Preselection
 from tfdp_rec.privacy import optimised_correlation
+from tfdp_rec.sparse.preselection import Preselection
 
 SOURCES = {"entropy": EntropyNoise, "entropy, not compiled": lambda: EntropyNoise(jit_compile=False),
            "secure": SecureNoise, "keyed": lambda: KeyedNoise(11)}  # fmt: skip

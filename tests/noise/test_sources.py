@@ -7,9 +7,9 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
+from tfdp_rec.core.mechanism.noise.box_muller import gaussian_pairs
+from tfdp_rec.core.mechanism.noise.threefry import threefry
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, Request, SecureNoise
-from tfdp_rec.noise.box_muller import gaussian_pairs
-from tfdp_rec.noise.threefry import threefry
 
 SOURCES = {
     "entropy": EntropyNoise,

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from tfdp_rec.core.mechanism.noise.box_muller import RADIUS_BITS
 from tfdp_rec.noise import truncation_delta
-from tfdp_rec.noise.box_muller import RADIUS_BITS
 
 
 def gaussian_delta(epsilon, shift):

@@ -5,8 +5,8 @@ import pytest
 from scipy import stats
 
 import tfdp_rec
+from tfdp_rec.core.mechanism.noise.words import gaussian, os_entropy, seeded, without_gaps
 from tfdp_rec.noise import release
-from tfdp_rec.noise.words import gaussian, os_entropy, seeded, without_gaps
 
 DRAWS = 300_000
 UNLIKELY = 6.0  # standard errors: two-sided chance 2e-9

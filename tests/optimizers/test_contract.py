@@ -13,11 +13,11 @@ from helpers import bytes_in, operations, tensors_of_shape
 
 import tfdp_rec
 from tfdp_rec import mechanisms
+from tfdp_rec.core.claim.events import in_words
+from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, SecureNoise
 from tfdp_rec.optimizers import Adagrad, Adam, Preselection, PrivateOptimizer
-from tfdp_rec.pricing.events import in_words
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
-from tfdp_rec.refused import NotPrivate
 
 BASICS = {"learning_rate": 0.3, "l2_norm_clip": 0.7, "noise_multiplier": 0.9, "expected_batch_size": 4.0}
 CHOSEN = Preselection({"items/embeddings": list(range(0, 200, 7))})

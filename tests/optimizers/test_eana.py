@@ -9,8 +9,8 @@ from scipy import stats
 
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.noise import KeyedNoise
-from tfdp_rec.refused import NotPrivate
 
 ROWS, WIDTH = 50, 6
 
@@ -138,7 +138,7 @@ def test_lazy_refuses_bfloat16_tables():
 def test_dp_sgd_in_chunks_is_dp_sgd_in_one(rows, monkeypatch):
     results = []
     for values in (rows * WIDTH, 1 << 22):
-        monkeypatch.setattr("tfdp_rec.optimizers.tables.CHUNK_VALUES", values)
+        monkeypatch.setattr("tfdp_rec.core.mechanism.tables.CHUNK_VALUES", values)
         table = table_of()
         optimizer = tfdp_rec.DPSGD(
             0.5, l2_norm_clip=2.0, noise_multiplier=0.3, expected_batch_size=4.0, noise=KeyedNoise(1)

@@ -11,19 +11,13 @@ import tensorflow as tf
 from helpers import bytes_in
 
 import tfdp_rec
-from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint, training_checkpoint
+from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
+from tfdp_rec.core.claim.events import PlannedDpEvent, from_json, is_private, to_json
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.ground.withheld_rows import held_rows
 from tfdp_rec.noise import KeyedNoise
-from tfdp_rec.pricing.events import PlannedDpEvent, from_json, is_private, to_json
-from tfdp_rec.privacy import (
-    Accountant,
-    BufferedToeplitz,
-    Correlation,
-    FixedOrder,
-    PoissonSampling,
-    epsilon_of,
-)  # fmt: skip
-from tfdp_rec.refused import NotPrivate
-from tfdp_rec.withheld_rows import held_rows
+from tfdp_rec.privacy import Accountant, BufferedToeplitz, Correlation, FixedOrder, PoissonSampling, epsilon_of
+from tfdp_rec.training import training_checkpoint
 
 UNITS, BATCH, ROWS, WIDTH = 23, 5, 30, 6  # 5 steps an epoch, the last of 3 units
 RNG = np.random.default_rng(0)

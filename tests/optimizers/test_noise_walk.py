@@ -11,12 +11,12 @@ from helpers import Seeded
 
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.core.mechanism import noise_walk as walks
+from tfdp_rec.core.mechanism.noise_walk import first_dense_optimizer, first_rate, noise_in_rows, noise_walk
+from tfdp_rec.core.mechanism.rules import Recursion
 from tfdp_rec.job.recommenders.training import learning_rate_for
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.optimizers import Adagrad, PrivateOptimizer
-from tfdp_rec.optimizers import noise_walk as walks
-from tfdp_rec.optimizers.noise_walk import first_dense_optimizer, first_rate, noise_in_rows, noise_walk
-from tfdp_rec.optimizers.rules import Recursion
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
 
 ROWS, WIDTH, STEPS = 4000, 4, 7

@@ -11,10 +11,10 @@ import tensorflow as tf
 
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.optimizers import Adagrad, Adam, Preselection
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
-from tfdp_rec.refused import NotPrivate
 
 ROWS, WIDTH = 40, 3
 BASICS = {"l2_norm_clip": 2.0, "noise_multiplier": 0.8, "expected_batch_size": 4.0}

@@ -6,8 +6,8 @@ import pytest
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, NoOpDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from scipy import optimize, special
 
-from tfdp_rec.pricing.composition import epsilon_of
-from tfdp_rec.pricing.events import FailingDpEvent, PureDpEvent
+from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.events import FailingDpEvent, PureDpEvent
 
 
 def gaussian_epsilon(mu, delta):

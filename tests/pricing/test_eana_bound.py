@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from dp_accounting import rdp
 
-from tfdp_rec.pricing import eana_bound
-from tfdp_rec.pricing.eana_bound import (
+from tfdp_rec.sparse import eana_bound
+from tfdp_rec.sparse.eana_bound import (
     eana_epsilon,
     eana_instance_epsilon,
     eana_rdp,

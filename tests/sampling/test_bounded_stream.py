@@ -13,11 +13,11 @@ from hypothesis import strategies as st
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
+from tfdp_rec.core.claim.events import PlannedDpEvent
+from tfdp_rec.core.claim.sampling_proof import refusals_in_words
+from tfdp_rec.correlated.bounded_stream import Seats
 from tfdp_rec.data import FixedOrder
-from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.privacy import Accountant, BoundedStream, Sampling, epsilon_of, optimised_correlation
-from tfdp_rec.sampling.bounded_stream import Seats
-from tfdp_rec.sampling.sampling_proof import refusals_in_words
 
 REFUSED = pytest.raises(tfdp_rec.NotPrivate)
 RNG = np.random.default_rng(0)

@@ -8,9 +8,9 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from tfdp_rec.noise.system_words import system_words
+from tfdp_rec.core.claim.graph_sampling import poisson_indices
+from tfdp_rec.core.ground.system_words import system_words
 from tfdp_rec.privacy import PoissonSampling
-from tfdp_rec.sampling.graph_sampling import poisson_indices
 
 UNITS, MEAN, BATCHES = 60, 6.0, 2500
 RARE = 1e-7

@@ -11,8 +11,8 @@ from experiments.removal import __main__ as terms
 from tfdp_rec.data import Interactions, NextItemExamples, padded
 from tfdp_rec.datasets.shared_timelines import SharedTimelines
 from tfdp_rec.models import SASRec, TwoTower
-from tfdp_rec.optimizers.sparse import draws
 from tfdp_rec.privacy import BoundedStream, FixedOrder, PoissonSampling
+from tfdp_rec.sparse import draws
 from tfdp_rec.training.batch import Batch
 
 SETTINGS = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 4}
@@ -304,7 +304,7 @@ def test_an_example_that_is_dropped_does_not_vote(value):
 def test_one_definition_in_the_statement_and_on_the_pages():
     import pathlib
 
-    from tfdp_rec.sampling import schemes
+    from tfdp_rec.core.claim import schemes
 
     said = "contributes nothing"
     root = pathlib.Path(tfdp_rec.__file__).parents[1]

@@ -7,9 +7,9 @@ import tensorflow as tf
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
+from tfdp_rec.core.claim import names
+from tfdp_rec.core.claim.sampling_proof import SeenDraws, refuse_choosing
 from tfdp_rec.privacy import Accountant, PoissonSampling
-from tfdp_rec.sampling import names
-from tfdp_rec.sampling.sampling_proof import SeenDraws, refuse_choosing
 from tfdp_rec.training.lookahead import lookahead
 
 UNITS, BATCH = 200, 20
@@ -203,7 +203,7 @@ def test_draws_that_another_process_kept_in_a_file_are_refused(training, tmp_pat
     """cache(filename): the second process to read it had not seen these draws, and took them for fresh ones."""
     kept = training.sampling.batches(fetch).take(4).cache(str(tmp_path / "kept"))
     with monkeypatch.context() as of_another:
-        of_another.setattr("tfdp_rec.sampling.names.PROCESS", names.PROCESS ^ 1)
+        of_another.setattr("tfdp_rec.core.claim.names.PROCESS", names.PROCESS ^ 1)
         assert len(list(kept)) == 4
     with pytest.raises(REFUSED, match="drawn by another process and kept in a file"):
         training.fit(kept)

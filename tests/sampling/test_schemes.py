@@ -11,10 +11,10 @@ import tensorflow as tf
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, NonPrivateDpEvent
 from scipy import stats
 
-from tfdp_rec.noise.words import os_entropy
+from tfdp_rec.core.claim import secret_draws
+from tfdp_rec.core.claim.schemes import fold_gaussians
+from tfdp_rec.core.mechanism.noise.words import os_entropy
 from tfdp_rec.privacy import FixedOrder, PoissonSampling, epsilon_of
-from tfdp_rec.sampling import secret_draws
-from tfdp_rec.sampling.schemes import fold_gaussians
 
 
 def subset_chi_square(samples, num_units, probability):

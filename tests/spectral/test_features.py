@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import sparse
 
-from tfdp_rec.noise.words import seeded
+from tfdp_rec.core.mechanism.noise.words import seeded
 from tfdp_rec.serving import own_ids
 from tfdp_rec.spectral import SpectralRecommender, rules
 from tfdp_rec.spectral.features import item_vectors, likeness

@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tfdp_rec.core.mechanism.noise.words import seeded
 from tfdp_rec.datasets.log import Catalogue, log_of
-from tfdp_rec.noise.words import seeded
 from tfdp_rec.spectral import SpectralRecommender, order, rules
 from tfdp_rec.spectral.order import OrderVote, ballots, vote
 

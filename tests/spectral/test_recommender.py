@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from tfdp_rec.noise.words import os_entropy, seeded
+from tfdp_rec.core.mechanism.noise.words import os_entropy, seeded
 from tfdp_rec.privacy import Accountant, PoissonSampling, epsilon_of, noise_of_one_release
 from tfdp_rec.spectral import Histories, SpectralRecommender
 from tfdp_rec.spectral.rules import Split, head_of
@@ -387,7 +387,7 @@ def test_k_out_of_range_is_refused(fitted, k):
 MEASURE = """
 import resource, sys
 import numpy as np
-from tfdp_rec.noise.words import os_entropy, seeded
+from tfdp_rec.core.mechanism.noise.words import os_entropy, seeded
 from tfdp_rec.spectral import Histories, SpectralRecommender
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 SpectralRecommender(np.arange(1, 2001), epsilon=1.0, head=300).fit(Histories.load(sys.argv[1]), verbose=0)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from dp_accounting import SelfComposedDpEvent
 
-from tfdp_rec.noise.words import os_entropy, seeded
-from tfdp_rec.pricing.composition import epsilon_of
+from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.statement import rounded_up
+from tfdp_rec.core.mechanism.noise.words import os_entropy, seeded
 from tfdp_rec.spectral import Release, SpectralRecommender
 from tfdp_rec.spectral.denoising import noise_on_average, weights_between_items
-from tfdp_rec.spending.statement import rounded_up
 from tfdp_rec.sums.fixed_point import released_pairs
 
 NOTHING = 1e-9  # below half a step of the grid: no noise at all

@@ -10,10 +10,10 @@ from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
+from tfdp_rec.core.claim.ledger import read
+from tfdp_rec.core.claim.meter import StepLimit
+from tfdp_rec.core.claim.payments import BLOCK
 from tfdp_rec.privacy import Accountant, BrokenLedger, FixedOrder, Ledger, PoissonSampling, Snapshot, Unaccounted
-from tfdp_rec.spending.ledger import read
-from tfdp_rec.spending.meter import StepLimit
-from tfdp_rec.spending.payments import BLOCK
 
 DELTA, TARGET = 1e-3, 30.0
 
@@ -234,7 +234,7 @@ class TrainsAsWell(keras.callbacks.Callback):
 @pytest.mark.parametrize("extra, made", [(1, 6), (9, 4)])
 def test_a_step_that_no_ledger_has_paid_for_refuses_itself(tmp_path, monkeypatch, extra, made):
     """Blocks of 4: a callback's steps are paid for as long as the block lasts, and not one more is made."""
-    monkeypatch.setattr("tfdp_rec.spending.payments.BLOCK", 4)
+    monkeypatch.setattr("tfdp_rec.core.claim.payments.BLOCK", 4)
     path = tmp_path / "ledger.jsonl"
     run = Run(path)
     callback = TrainsAsWell(run.sampling.batches(rows), extra)

@@ -16,9 +16,9 @@ from dp_accounting import (
     SelfComposedDpEvent,
 )
 
-from tfdp_rec.pricing import composition
-from tfdp_rec.pricing.events import PureDpEvent
-from tfdp_rec.pricing.gaussian_release import noise_of_one_release
+from tfdp_rec.core.claim import composition
+from tfdp_rec.core.claim.events import PureDpEvent
+from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.privacy import Accountant, FixedOrder, PoissonSampling, calibrate_noise, epsilon_of
 
 DELTA = 1e-6

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfdp_rec
+from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.privacy import PoissonSampling
-from tfdp_rec.refused import NotPrivate
 
 SAMPLING = PoissonSampling(num_units=500, expected_batch_size=25)
 

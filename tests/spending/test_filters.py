@@ -20,9 +20,10 @@ from scipy import special, stats
 
 import tfdp_rec
 from tfdp_rec.cli import main
-from tfdp_rec.pricing.composition import divergences
-from tfdp_rec.pricing.events import FailingDpEvent, PaddedDpEvent, PlannedDpEvent, PureDpEvent
-from tfdp_rec.pricing.profiles import gaussian_delta
+from tfdp_rec.core.claim.composition import divergences
+from tfdp_rec.core.claim.events import FailingDpEvent, PaddedDpEvent, PlannedDpEvent, PureDpEvent
+from tfdp_rec.core.claim.ledger import read, written
+from tfdp_rec.core.claim.profiles import gaussian_delta
 from tfdp_rec.privacy import (
     Accountant,
     BrokenLedger,
@@ -35,7 +36,6 @@ from tfdp_rec.privacy import (
     calibrate_noise,
     epsilon_of,
 )
-from tfdp_rec.spending.ledger import read, written
 
 ROOT = Path(__file__).parents[2]
 EPSILON, DELTA = 1.0, 1e-6

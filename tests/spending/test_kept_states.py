@@ -10,9 +10,9 @@ from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
+from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.data import PoissonSampling
 from tfdp_rec.privacy import Accountant
-from tfdp_rec.spending.ledger import read
 
 DELTA, UNITS, BATCH = 1e-3, 500, 25
 KINDS = [tfdp_rec.LazyDPSGD, tfdp_rec.DPSGD]

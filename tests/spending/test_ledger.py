@@ -18,10 +18,10 @@ from counting import count
 from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.cli import main
-from tfdp_rec.pricing import events
-from tfdp_rec.pricing.events import REPLACE, FailingDpEvent, PaddedDpEvent, PureDpEvent
+from tfdp_rec.core.claim import events
+from tfdp_rec.core.claim.events import REPLACE, FailingDpEvent, PaddedDpEvent, PureDpEvent
+from tfdp_rec.core.claim.ledger import Payment, composed, costs_of_items, mend, read
 from tfdp_rec.privacy import Accountant, BrokenLedger, Ledger, PoissonSampling, Snapshot, epsilon_of
-from tfdp_rec.spending.ledger import Payment, composed, costs_of_items, mend, read
 
 ROOT = Path(__file__).parents[2]
 DATA = Snapshot(1000, "user, items, times")
@@ -424,7 +424,7 @@ def test_the_page_quotes_the_refusals_as_they_are():
     page = (root / "docs/ledger.md").read_text(encoding="utf-8")
     table = page.split("## When a ledger is refused")[1].split("\n## ")[0]
     quoted = [message for row in re.findall(r"^\| (`.*?`) \|", table, re.M) for message in re.findall("`(.*?)`", row)]
-    others = "job/checkpoint.py", "federated/accounting.py", "callbacks/privacy_budget.py"
+    others = "job/checkpoint.py", "federated/accounting.py", "training/privacy_budget.py"
     files = [*root.glob("tfdp_rec/spending/*.py"), *(root / "tfdp_rec" / name for name in others)]
     said = "\n".join(
         node.value

@@ -8,7 +8,9 @@ from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
-from tfdp_rec.pricing.composition import epsilon_of
+from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.ledger import read
+from tfdp_rec.core.claim.statement import rounded_up
 from tfdp_rec.privacy import (
     Accountant,
     FixedOrder,
@@ -18,8 +20,6 @@ from tfdp_rec.privacy import (
     Unaccounted,
     optimised_correlation,
 )
-from tfdp_rec.spending.ledger import read
-from tfdp_rec.spending.statement import rounded_up
 
 DELTA = 1e-3
 

@@ -11,16 +11,11 @@ from checker import checked
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
+from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.events import PlannedDpEvent
+from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.data import FixedOrder
-from tfdp_rec.pricing.composition import epsilon_of
-from tfdp_rec.pricing.events import PlannedDpEvent
-from tfdp_rec.privacy import (
-    Accountant,
-    BrokenLedger,
-    Unaccounted,
-    optimised_correlation,
-)
-from tfdp_rec.spending.ledger import read
+from tfdp_rec.privacy import Accountant, BrokenLedger, Unaccounted, optimised_correlation
 
 UNITS, BATCH, STEPS, DELTA, SIGMA = 20, 4, 15, 1e-2, 3.0
 PLAN = optimised_correlation(steps=STEPS, separation=5, participations=3)

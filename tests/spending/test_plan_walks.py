@@ -14,12 +14,12 @@ import secrets
 import dp_accounting
 import pytest
 
+from tfdp_rec.core.claim.entries import Entries, Entry, new_id
+from tfdp_rec.core.claim.events import PlannedDpEvent
+from tfdp_rec.core.claim.ledger import read
+from tfdp_rec.core.claim.payments import Payments
 from tfdp_rec.data import FixedOrder, PoissonSampling
-from tfdp_rec.pricing.events import PlannedDpEvent
 from tfdp_rec.privacy import Ledger, Snapshot, Use, optimised_correlation
-from tfdp_rec.spending.entries import Entries, Entry, new_id
-from tfdp_rec.spending.ledger import read
-from tfdp_rec.spending.payments import Payments
 
 STEPS, ORDER, DRAWS = 30, FixedOrder(20, 4), PoissonSampling(20, 4)
 PLAN = optimised_correlation(steps=STEPS, separation=5, participations=6)

@@ -14,13 +14,13 @@ from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
-from tfdp_rec.pricing import events
+from tfdp_rec.core.claim import events
+from tfdp_rec.core.claim.entries import Entries, Entry
+from tfdp_rec.core.claim.ledger import read
+from tfdp_rec.core.claim.meter import Meter
+from tfdp_rec.core.claim.sampling_proof import Source
+from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.privacy import Accountant, BrokenLedger, PoissonSampling, Unaccounted
-from tfdp_rec.refused import NotPrivate
-from tfdp_rec.sampling.sampling_proof import Source
-from tfdp_rec.spending.entries import Entries, Entry
-from tfdp_rec.spending.ledger import read
-from tfdp_rec.spending.meter import Meter
 
 DELTA, TARGET = 1e-3, 30.0
 SAMPLING = PoissonSampling(num_units=500, expected_batch_size=25)
@@ -96,7 +96,7 @@ def test_an_older_backup_is_noticed_by_a_model_whose_steps_another_model_equals(
 
 
 def test_blocks_of_one_training_are_one_entry(tmp_path, monkeypatch):
-    monkeypatch.setattr("tfdp_rec.spending.payments.BLOCK", 4)
+    monkeypatch.setattr("tfdp_rec.core.claim.payments.BLOCK", 4)
     accountant, model = accountant_of(ledger=tmp_path / "ledger.jsonl"), model_of()
     train(model, 10, PrivacyBudget(accountant, TARGET))
     ((id, entry),) = model.privacy_history.snapshot().items()

@@ -6,8 +6,8 @@ import sys
 import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
+from tfdp_rec.core.claim.statement import rounded_up
 from tfdp_rec.privacy import Accountant, PoissonSampling
-from tfdp_rec.spending.statement import rounded_up
 
 USERS = PoissonSampling(num_units=110_794, expected_batch_size=1024, unit="user")
 

@@ -12,11 +12,11 @@ from dp_accounting import ComposedDpEvent, GaussianDpEvent
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
-from tfdp_rec.pricing.composition import epsilon_of
+from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.entries import Entries
+from tfdp_rec.core.claim.ledger import read
+from tfdp_rec.core.claim.sampling_proof import source_of
 from tfdp_rec.privacy import Accountant, PoissonSampling
-from tfdp_rec.sampling.sampling_proof import source_of
-from tfdp_rec.spending.entries import Entries
-from tfdp_rec.spending.ledger import read
 
 DELTA, UNITS = 1e-4, 1000
 STEP = GaussianDpEvent(1.0)

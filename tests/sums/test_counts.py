@@ -8,9 +8,9 @@ from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tfdp_rec.core.mechanism.noise.words import seeded
 from tfdp_rec.data import Interactions
 from tfdp_rec.datasets.log import Catalogue, log_of
-from tfdp_rec.noise.words import seeded
 from tfdp_rec.privacy import Accountant, PoissonSampling, private_counts
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.sums.counts import grid_counts

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from scipy import stats
 
-from tfdp_rec.noise.words import gaussian, os_entropy, seeded
+from tfdp_rec.core.mechanism.noise.words import gaussian, os_entropy, seeded
 from tfdp_rec.sums.fixed_point import ONE, checked_noise, grid_weights, released, released_pairs
 
 UNLIKELY = 6.0  # standard errors: two-sided chance 2e-9

@@ -8,7 +8,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
-from tfdp_rec.noise.words import seeded
+from tfdp_rec.core.mechanism.noise.words import seeded
 from tfdp_rec.privacy import Accountant, PoissonSampling, private_moments
 from tfdp_rec.sums import moments
 from tfdp_rec.sums.fixed_point import ONE

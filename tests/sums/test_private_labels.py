@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp_rec.noise.words import seeded
-from tfdp_rec.pricing.events import REPLACE
+from tfdp_rec.core.claim.events import REPLACE
+from tfdp_rec.core.claim.ledger import ZERO_OUT, read
+from tfdp_rec.core.mechanism.noise.words import seeded
 from tfdp_rec.privacy import Ledger, Snapshot, private_labels
-from tfdp_rec.spending.ledger import ZERO_OUT, read
 from tfdp_rec.sums.private_labels import response
 
 ROWS = 40_000

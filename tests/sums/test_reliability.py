@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from scipy import special
 
 import tfdp_rec
-from tfdp_rec.noise.words import seeded
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.mechanism.noise.words import seeded
 from tfdp_rec.privacy import Accountant, PoissonSampling, private_reliability
-from tfdp_rec.refused import NotPrivate
 from tfdp_rec.sums.fixed_point import ONE
 from tfdp_rec.sums.reliability import LABEL, Reliability, grid_counts
 

@@ -16,12 +16,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
+from tfdp_rec.core.claim.events import FailingDpEvent, from_json, in_words, is_private, to_json
+from tfdp_rec.core.claim.ledger import read
+from tfdp_rec.core.mechanism.noise.words import os_entropy, seeded
 from tfdp_rec.data import Interactions, PoissonSampling
 from tfdp_rec.datasets.log import Log
-from tfdp_rec.noise.words import os_entropy, seeded
-from tfdp_rec.pricing.events import FailingDpEvent, from_json, in_words, is_private, to_json
 from tfdp_rec.privacy import Accountant, epsilon_of, private_counts, private_items, private_terms
-from tfdp_rec.spending.ledger import read
 from tfdp_rec.sums import set_union
 from tfdp_rec.sums.fixed_point import ONE
 from tfdp_rec.sums.set_union import least_users, threshold, weights

@@ -8,8 +8,8 @@ import pytest
 import tensorflow as tf
 
 import tfdp_rec
-from tfdp_rec.keras_internals import adapts, vocabulary_is_of_a_file
-from tfdp_rec.refused import NotPrivate
+from tfdp_rec.core.ground.keras_internals import adapts, vocabulary_is_of_a_file
+from tfdp_rec.core.ground.refused import NotPrivate
 
 L = keras.layers
 WORDS = np.array(["tea", "jam", "odd"])

@@ -8,8 +8,8 @@ import pytest
 from settling import IDS, LABELS, batches, model_of
 
 import tfdp_rec
+from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.privacy import Accountant
-from tfdp_rec.refused import NotPrivate
 from tfdp_rec.training.callback_checks import refuse_data_dependent
 
 ACTING = {

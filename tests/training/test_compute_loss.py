@@ -11,7 +11,7 @@ import tensorflow_recommenders as tfrs
 from helpers import dense_gradients, evaluated, oracle
 
 import tfdp_rec
-from tfdp_rec.clipping.batches import ALIGNED
+from tfdp_rec.core.sensitivity.batches import ALIGNED
 
 RNG = np.random.default_rng(4)
 SIZE = 6

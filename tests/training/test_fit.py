@@ -12,7 +12,7 @@ import tensorflow as tf
 from settling import IDS, LABELS, ROWS, assert_settled, batches, in_training, model_of, raw
 
 import tfdp_rec
-from tfdp_rec.refused import NotPrivate
+from tfdp_rec.core.ground.refused import NotPrivate
 
 # What ends a fit.
 
@@ -78,8 +78,7 @@ def test_a_batch_that_fails_in_the_middle(eager, eager_tables):
 
 def test_a_step_cut_short_between_any_two_writes_loses_no_noise(monkeypatch):
     """Stop at every write in turn: rows have the noise of each step whose gradient may have come in."""
-    from tfdp_rec.optimizers import tables
-    from tfdp_rec.optimizers.lazy import pending
+    from tfdp_rec.core.mechanism import pending, tables
 
     model, true_scatter, cut, interrupted = in_training(1), tables.scatter, 0, True
     while interrupted:
@@ -112,8 +111,7 @@ def test_a_step_cut_short_between_any_two_writes_loses_no_noise(monkeypatch):
 
 def test_a_payment_cut_short_between_any_two_writes_leaves_rows_owing(monkeypatch):
     """A row whose mark says that it has paid has its noise: the noise is written first."""
-    from tfdp_rec.optimizers import tables
-    from tfdp_rec.optimizers.lazy import pending
+    from tfdp_rec.core.mechanism import pending, tables
 
     model, true_scatter, cut, interrupted = in_training(1), tables.scatter, 0, True
     while interrupted:
@@ -202,7 +200,7 @@ def test_a_list_of_callbacks_is_asked_for():
 
 def test_settling_needs_no_memory_that_grows_with_the_table(monkeypatch):
     """Sixteen times the rows, the same peak beyond the table itself."""
-    monkeypatch.setattr("tfdp_rec.optimizers.tables.CHUNK_VALUES", 1 << 18)
+    monkeypatch.setattr("tfdp_rec.core.mechanism.tables.CHUNK_VALUES", 1 << 18)
     peaks = []
     for rows in (1 << 17, 1 << 19):  # 32 and 128 MB of table
         table = keras.Variable(np.zeros([rows, 64], "float32"), name="table")

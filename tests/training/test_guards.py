@@ -18,9 +18,9 @@ from settling import EVERY_ID, ROWS, assert_settled, batches, in_training, model
 
 import tfdp_rec
 from tfdp_rec.clipping import clipped_sum
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.ground.withheld_rows import withheld
 from tfdp_rec.noise import KeyedNoise
-from tfdp_rec.refused import NotPrivate
-from tfdp_rec.withheld_rows import withheld
 
 BATCHES = list(batches())
 RAISES = pytest.raises(tf.errors.InvalidArgumentError, match="owes noise")

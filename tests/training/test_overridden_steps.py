@@ -9,7 +9,7 @@ import seeding
 import tensorflow as tf
 
 import tfdp_rec
-from tfdp_rec.refused import NotPrivate
+from tfdp_rec.core.ground.refused import NotPrivate
 
 RNG = np.random.default_rng(3)
 X, Y = RNG.normal(size=[8, 3]).astype("float32"), RNG.normal(size=[8, 1]).astype("float32")

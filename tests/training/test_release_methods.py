@@ -7,9 +7,9 @@ import tensorflow as tf
 from settling import EVERY_ID, IDS, LABELS, ROWS, assert_settled, in_training, loaded_table, model_of, raw
 
 import tfdp_rec
+from tfdp_rec.core.ground.withheld_rows import held_rows
 from tfdp_rec.training.release import Debts
 from tfdp_rec.training.release_methods import ReleaseMethods
-from tfdp_rec.withheld_rows import held_rows
 
 # Every path, each given (model, folder), returns a table that left training, or None if only numbers did.
 

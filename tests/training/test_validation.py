@@ -9,7 +9,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp_rec
-from tfdp_rec.independence import ByExample, reading, rule
+from tfdp_rec.core.sensitivity.independence import ByExample, reading, rule
 
 RNG = np.random.default_rng(5)
 X, Y = RNG.normal(size=[6, 3]).astype("float32"), RNG.normal(size=[6, 1]).astype("float32")

@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.audit import Canaries, exposure_extrapolation, exposure_interpolation
-from tfdp_rec.refused import refuse_below
+from tfdp_rec.core.ground.refused import refuse_below
 
 
 def per_example_losses(

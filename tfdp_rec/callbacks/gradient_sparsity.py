@@ -16,9 +16,9 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.keras_internals import resource
-from tfdp_rec.optimizers import PrivateOptimizer
+from tfdp_rec.core.ground.keras_internals import resource
+from tfdp_rec.core.mechanism.base import PrivateOptimizer
+from tfdp_rec.core.sensitivity.engine import ClippedSum
 
 
 @dataclasses.dataclass(frozen=True)

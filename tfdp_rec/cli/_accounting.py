@@ -6,10 +6,10 @@ import argparse
 
 from dp_accounting import DpEvent, GaussianDpEvent
 
-from tfdp_rec.sampling.schemes import PoissonSampling
+from tfdp_rec.core.claim.accountant import Accountant
+from tfdp_rec.core.claim.schemes import PoissonSampling
+from tfdp_rec.core.claim.statement import rounded_up
 from tfdp_rec.settings import whole
-from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.statement import rounded_up
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:

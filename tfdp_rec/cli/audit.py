@@ -6,7 +6,8 @@ import argparse
 import itertools
 import json
 
-from tfdp_rec import mechanisms, quiet
+from tfdp_rec import mechanisms
+from tfdp_rec.cli import quiet
 
 HELP = """\
   tfdp-rec audit --mechanism LazyDPSGD --noise-multiplier 4 --runs 5

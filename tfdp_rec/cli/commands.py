@@ -20,7 +20,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
-from tfdp_rec import interruption
+from tfdp_rec.core.ground import interruption
 
 
 @dataclasses.dataclass(frozen=True)

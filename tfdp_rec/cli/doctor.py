@@ -26,7 +26,7 @@ def run(args: argparse.Namespace) -> int:
     """Prints the report."""
     function = _function(args.model)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
-    from tfdp_rec.training import validate
+    from tfdp_rec.training.validation import validate
 
     made = function()
     if not isinstance(made, tuple) or len(made) != 2:

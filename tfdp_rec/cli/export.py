@@ -7,7 +7,7 @@ import os
 import pathlib
 from typing import Any
 
-from tfdp_rec import quiet
+from tfdp_rec.cli import quiet
 from tfdp_rec.job.run_folder import RELEASED
 
 HELP = """\

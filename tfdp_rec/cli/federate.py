@@ -8,13 +8,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+from tfdp_rec.core.claim import ledger
+from tfdp_rec.core.claim.statement import rounded_up
+from tfdp_rec.core.ground.lazily import optional
 from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.federated import accounting
 from tfdp_rec.federated.settings import FederatedSettings, Nodes, refuse_more_than
-from tfdp_rec.lazily import optional
 from tfdp_rec.settings import add_options, chosen
-from tfdp_rec.spending import ledger
-from tfdp_rec.spending.statement import rounded_up
 
 HELP = """\
   tfdp-rec federate --simulate 8 --data FOLDER     in Flower's simulation engine

@@ -7,11 +7,10 @@ import os
 from collections.abc import Callable
 
 from tfdp_rec.cli.commands import visible
-from tfdp_rec.pricing import events
-from tfdp_rec.spending import ledger
-from tfdp_rec.spending.filters import GaussianFilter, RenyiFilter
-from tfdp_rec.spending.ledger import Chain, Paid, Snapshot
-from tfdp_rec.spending.statement import rounded_up
+from tfdp_rec.core.claim import events, ledger
+from tfdp_rec.core.claim.filters import GaussianFilter, RenyiFilter
+from tfdp_rec.core.claim.ledger import Chain, Paid, Snapshot
+from tfdp_rec.core.claim.statement import rounded_up
 
 HELP = """\
   tfdp-rec ledger show FILE                 every entry in words

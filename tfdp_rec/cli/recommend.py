@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from tfdp_rec import quiet
+from tfdp_rec.cli import quiet
 from tfdp_rec.cli.commands import visible
 from tfdp_rec.job.run_folder import servable_in
 from tfdp_rec.settings import whole

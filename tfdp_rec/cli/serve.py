@@ -6,8 +6,8 @@ import argparse
 import contextlib
 import threading
 
-from tfdp_rec import quiet
-from tfdp_rec.lazily import optional
+from tfdp_rec.cli import quiet
+from tfdp_rec.core.ground.lazily import optional
 from tfdp_rec.settings import whole
 
 HELP = """\

@@ -7,7 +7,7 @@ import os
 import signal
 import sys
 
-from tfdp_rec import interruption
+from tfdp_rec.core.ground import interruption
 
 HELP = """\
   tfdp-rec server --cluster cluster.json --job ps --index 0 \\

@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from tfdp_rec import quiet
-from tfdp_rec.files import hold, let_go
+from tfdp_rec.cli import quiet
+from tfdp_rec.core.ground.files import hold, let_go
+from tfdp_rec.core.ground.lazily import optional
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.run_folder import LEDGER
 from tfdp_rec.job.settings import POISSON, SHUFFLED, JobSettings
-from tfdp_rec.lazily import optional
 from tfdp_rec.settings import add_options, chosen, whole
 
 if TYPE_CHECKING:
+    from tfdp_rec.core.claim.ledger import Mark
     from tfdp_rec.job.checkpoint import RunCheckpoint
     from tfdp_rec.job.run import Train
-    from tfdp_rec.spending.ledger import Mark
 
 HELP = """\
   tfdp-rec train --data logs/*.parquet --user user_id --item sku --time ts \\

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from tfdp_rec.clipping.candidate_scores import CandidateScores, CandidateScoresRule
-from tfdp_rec.clipping.engine import ClippedSum, Clipping
-from tfdp_rec.clipping.factors import Factor, Outer, PerExample, Reads, Rows, Scores
-from tfdp_rec.clipping.microbatches import clipped_sum, in_parts
-from tfdp_rec.clipping.negatives import Negatives
-from tfdp_rec.clipping.neighbour_check import check
-from tfdp_rec.clipping.rules import (
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping
+from tfdp_rec.core.sensitivity.factors import Factor, Outer, PerExample, Reads, Rows, Scores
+from tfdp_rec.core.sensitivity.microbatches import clipped_sum, in_parts
+from tfdp_rec.core.sensitivity.rules import (
     Call,
     Conv1DRule,
     DenseRule,
@@ -23,9 +21,11 @@ from tfdp_rec.clipping.rules import (
     refuse,
     register,
 )
-from tfdp_rec.clipping.tower_scores import TowerScores
-from tfdp_rec.clipping.weights import LEAST_CLIP
-from tfdp_rec.refused import NotPrivate
+from tfdp_rec.core.sensitivity.weights import LEAST_CLIP
+from tfdp_rec.layers.candidate_scores import CandidateScores, CandidateScoresRule
+from tfdp_rec.layers.negatives import Negatives
+from tfdp_rec.layers.tower_scores import TowerScores
+from tfdp_rec.training.neighbour_check import check
 
 __all__ = [
     "LEAST_CLIP", "Call", "CandidateScores", "CandidateScoresRule", "ClippedSum", "Clipping", "Conv1DRule", "DenseRule",

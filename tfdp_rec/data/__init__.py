@@ -2,16 +2,16 @@
 
 from typing import TYPE_CHECKING
 
+from tfdp_rec.core.claim.orders import FixedOrder
+from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
+from tfdp_rec.core.ground.lazily import imported_when_asked
+from tfdp_rec.correlated.bounded_stream import BoundedStream
 from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.datasets.movielens import files as movielens
 from tfdp_rec.datasets.movielens import generated as synthetic
 from tfdp_rec.datasets.next_item import NextItemExamples
 from tfdp_rec.datasets.padded import padded
 from tfdp_rec.datasets.timelines import Timelines
-from tfdp_rec.lazily import imported_when_asked
-from tfdp_rec.sampling.bounded_stream import BoundedStream
-from tfdp_rec.sampling.orders import FixedOrder
-from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
 from tfdp_rec.training.lookahead import lookahead
 
 __all__ = [

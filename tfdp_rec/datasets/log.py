@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.files import writing
+from tfdp_rec.core.ground.files import writing
 
 PADDING = 0  # the number that stands for no item
 NO_ITEM = -(2**63)  # no item's id: it fills up lists of ids of different lengths

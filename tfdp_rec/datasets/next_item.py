@@ -31,8 +31,8 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tfdp_rec.datasets.log import PADDING, values_at
+from tfdp_rec.datasets.negative_shares import checked_counts, different, inclusion
 from tfdp_rec.datasets.timelines import Timelines
-from tfdp_rec.negative_shares import checked_counts, different, inclusion
 
 if TYPE_CHECKING:
     from tfdp_rec.datasets.logs.interactions import Interactions

@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.core.ground.files import writing
 from tfdp_rec.datasets.log import PADDING
 from tfdp_rec.datasets.next_item import NextItemExamples
-from tfdp_rec.files import writing
 
 _FILES = {"movies": tf.int32, "starts": tf.int64, "lengths": tf.int64}
 

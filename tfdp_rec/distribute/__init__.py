@@ -2,9 +2,9 @@
 
 from typing import TYPE_CHECKING
 
+from tfdp_rec.core.ground.lazily import imported_when_asked
 from tfdp_rec.distribute.cluster import Cluster as Cluster
 from tfdp_rec.distribute.local_cluster import LocalCluster as LocalCluster
-from tfdp_rec.lazily import imported_when_asked
 
 # A launcher or a cluster description need not wait for Keras.
 if TYPE_CHECKING:

@@ -14,12 +14,12 @@ import threading
 
 import dp_accounting
 
+from tfdp_rec.core.claim.accountant import Unaccounted
+from tfdp_rec.core.claim.entries import Entries
+from tfdp_rec.core.claim.ledger import Ledger, Mark, Snapshot
+from tfdp_rec.core.claim.payments import Payments
+from tfdp_rec.core.claim.schemes import PoissonSampling
 from tfdp_rec.distribute.checkpoint import Checkpoints
-from tfdp_rec.sampling.schemes import PoissonSampling
-from tfdp_rec.spending.accountant import Unaccounted
-from tfdp_rec.spending.entries import Entries
-from tfdp_rec.spending.ledger import Ledger, Mark, Snapshot
-from tfdp_rec.spending.payments import Payments
 
 LEDGER = "ledger.jsonl"
 

@@ -24,11 +24,11 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp_rec.core.claim.entries import Entries
+from tfdp_rec.core.claim.ledger import Mark, finite, parsed, written
+from tfdp_rec.core.ground.files import digest, replacing, rows_at_a_time
+from tfdp_rec.core.mechanism.tables import scatter
 from tfdp_rec.distribute.sections import Lock
-from tfdp_rec.files import digest, replacing, rows_at_a_time
-from tfdp_rec.optimizers.tables import scatter
-from tfdp_rec.spending.entries import Entries
-from tfdp_rec.spending.ledger import Mark, finite, parsed, written
 
 _SUFFIX = ".cluster-checkpoint"
 _NAME = re.compile(rf"(\d+)-step-(\d+){re.escape(_SUFFIX)}$")

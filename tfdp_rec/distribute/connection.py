@@ -15,8 +15,8 @@ from typing import Any, TypeVar
 
 import tensorflow as tf
 
+from tfdp_rec.core.ground.shared_graphs import SharedGraph
 from tfdp_rec.distribute.cluster import Cluster, listens
-from tfdp_rec.shared_graphs import SharedGraph
 
 Answer = TypeVar("Answer")
 _ASK_EVERY = 5.0  # seconds

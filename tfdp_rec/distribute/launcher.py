@@ -22,7 +22,7 @@ import signal
 import sys
 from typing import Any, NoReturn
 
-from tfdp_rec import interruption
+from tfdp_rec.core.ground import interruption
 from tfdp_rec.distribute.cluster import Cluster, serve
 
 

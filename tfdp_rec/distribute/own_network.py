@@ -15,7 +15,7 @@ import struct
 import subprocess
 from collections.abc import Sequence
 
-from tfdp_rec import interruption
+from tfdp_rec.core.ground import interruption
 
 _NEW_USER, _NEW_NETWORK = 0x10000000, 0x40000000  # of unshare(2)
 _PARENT_ENDS = 1  # of prctl(2)

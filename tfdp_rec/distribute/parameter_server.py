@@ -25,16 +25,19 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec import mechanisms
-from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.core.ground.keras_internals import resource
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.ground.system_words import system_numbers
+from tfdp_rec.core.mechanism.base import PrivateOptimizer
+from tfdp_rec.core.mechanism.checks import regularizer_decay
+from tfdp_rec.core.mechanism.lazy_dp_sgd import LazyDPSGD
+from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
+from tfdp_rec.core.mechanism.noise.gaussian import EntropyNoise
+from tfdp_rec.core.mechanism.noise.keyed import KeyedNoise
+from tfdp_rec.core.mechanism.pending import History
+from tfdp_rec.core.sensitivity.engine import ClippedSum
 from tfdp_rec.distribute.checkpoint import ServerState
 from tfdp_rec.distribute.sections import Lock
-from tfdp_rec.keras_internals import resource
-from tfdp_rec.noise import EntropyNoise, KeyedNoise, NoiseSource, Request
-from tfdp_rec.noise.system_words import system_numbers
-from tfdp_rec.optimizers import LazyDPSGD, PrivateOptimizer
-from tfdp_rec.optimizers.checks import regularizer_decay
-from tfdp_rec.optimizers.lazy.pending import History
-from tfdp_rec.refused import NotPrivate
 
 
 class ServedHistory(History):

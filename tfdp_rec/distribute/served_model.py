@@ -16,11 +16,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.core.ground.keras_internals import initializer_of, resource, set_resource
+from tfdp_rec.core.mechanism.base import PrivateOptimizer
+from tfdp_rec.core.mechanism.tables import scatter
 from tfdp_rec.distribute.parameter_server import ParameterServer
 from tfdp_rec.distribute.served_table import ServedTable, Shard
-from tfdp_rec.keras_internals import initializer_of, resource, set_resource
-from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.optimizers.tables import scatter
 from tfdp_rec.training.lookahead import build_layers
 
 _CHUNK_VALUES = 1 << 22

@@ -15,11 +15,11 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.demands import demand
+from tfdp_rec.core.ground.demands import demand
+from tfdp_rec.core.ground.files import row_chunks
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.sensitivity.independence import rows_of
 from tfdp_rec.distribute.parameter_server import ParameterServer
-from tfdp_rec.files import row_chunks
-from tfdp_rec.independence import rows_of
-from tfdp_rec.refused import NotPrivate
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,6 +21,20 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.core.claim.entries import Entries
+from tfdp_rec.core.claim.ledger import Ledger
+from tfdp_rec.core.claim.meter import void_of
+from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, SeenDraws, refusals_in_words, refuse_choosing, source_of
+from tfdp_rec.core.claim.schemes import PoissonSampling
+from tfdp_rec.core.ground.keras_internals import (
+    iterator_spec,
+    layers_within,
+    learning_rate_of,
+    random_states,
+    schedule,
+)
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.distribute.attempts import opened
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.cluster import Cluster
@@ -28,14 +42,6 @@ from tfdp_rec.distribute.connection import Watch, connect, servers_alive
 from tfdp_rec.distribute.parameter_server import refuse_unserved
 from tfdp_rec.distribute.served_model import ServedModel
 from tfdp_rec.distribute.worker_step import Made, WorkerStep
-from tfdp_rec.keras_internals import iterator_spec, layers_within, learning_rate_of, random_states, schedule
-from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.refused import NotPrivate
-from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, SeenDraws, refusals_in_words, refuse_choosing, source_of
-from tfdp_rec.sampling.schemes import PoissonSampling
-from tfdp_rec.spending.entries import Entries
-from tfdp_rec.spending.ledger import Ledger
-from tfdp_rec.spending.meter import void_of
 from tfdp_rec.training.batch import examples_of
 from tfdp_rec.training.callback_checks import refuse_forgetting, several, with_budget_of_plan
 from tfdp_rec.training.model import PrivateTraining

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.core.claim.sampling_proof import check_rows, draw_numbers
+from tfdp_rec.core.mechanism.checks import refuse_data_beside_the_sum
+from tfdp_rec.core.mechanism.tables import distinct_rows
 from tfdp_rec.distribute.parameter_server import ParameterServer
 from tfdp_rec.distribute.served_table import ServedTable, fetched
-from tfdp_rec.optimizers.checks import refuse_data_beside_the_sum
-from tfdp_rec.optimizers.tables import distinct_rows
-from tfdp_rec.sampling.sampling_proof import check_rows, draw_numbers
 from tfdp_rec.training.batch import Batch
 from tfdp_rec.training.lookahead import TableReader
 from tfdp_rec.training.private_step import PrivateStep, finite_loss

@@ -1,7 +1,7 @@
 """What one client has spent: in a simulation, added up in memory; on a device, in a ledger.
 
 A client releases attention vectors (about its history) and permuted labels (about its clicks on candidates), again
-and again. Each release is a dp_accounting event whose profile is known (`tfdp_rec.pricing.profiles`), and they are
+and again. Each release is a dp_accounting event whose profile is known (`tfdp_rec.core.claim.profiles`), and they are
 composed. A server that chooses the clients itself gets no amplification by sampling: it knows which clients answered.
 
 **In a simulation** a click belongs to the history or to the candidates of a round. `ClientAccountant.epsilon(delta)`
@@ -26,10 +26,10 @@ from pathlib import Path
 
 from dp_accounting import DpEvent, NonPrivateDpEvent
 
-from tfdp_rec.pricing.composition import epsilon_of
-from tfdp_rec.pricing.events import REPLACE
-from tfdp_rec.pricing.profiles import composed_epsilon
-from tfdp_rec.spending.ledger import BrokenLedger, Chain, Ledger, Mark, Payment, Snapshot, costs_of_items
+from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.events import REPLACE
+from tfdp_rec.core.claim.ledger import BrokenLedger, Chain, Ledger, Mark, Payment, Snapshot, costs_of_items
+from tfdp_rec.core.claim.profiles import composed_epsilon
 
 UNIT = "click"
 EXACT = NonPrivateDpEvent()
@@ -42,7 +42,7 @@ class ClientAccountant:
     """Adds up one client's releases.
 
     Example:
-        >>> from tfdp_rec.pricing.events import PureDpEvent
+        >>> from tfdp_rec.core.claim.events import PureDpEvent
         >>> accountant = ClientAccountant()
         >>> accountant.spend_labels(PureDpEvent(0.5), count=3)
         >>> round(accountant.epsilon(delta=0.0), 3)

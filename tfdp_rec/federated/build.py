@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from tfdp_rec.core.ground.files import writing
 from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.federated import local
 from tfdp_rec.federated import participant as participants
@@ -20,7 +21,6 @@ from tfdp_rec.federated.labels import LabelPermutation
 from tfdp_rec.federated.mechanism import AttentionMechanism
 from tfdp_rec.federated.settings import FederatedSettings, refuse_more_than
 from tfdp_rec.federated.vector import ClippedVector, VectorMechanism
-from tfdp_rec.files import writing
 from tfdp_rec.models import news
 
 

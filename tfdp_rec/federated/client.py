@@ -39,12 +39,12 @@ import numpy as np
 from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
 
+from tfdp_rec.core.claim.ledger import Mark, Payment, Snapshot
+from tfdp_rec.core.claim.profiles import composed_epsilon, releases_of
+from tfdp_rec.core.ground.files import writing
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated import accounting, graphs
 from tfdp_rec.federated.mechanism import AttentionMechanism
-from tfdp_rec.files import writing
-from tfdp_rec.noise import words
-from tfdp_rec.pricing.profiles import composed_epsilon, releases_of
-from tfdp_rec.spending.ledger import Mark, Payment, Snapshot
 from tfdp_rec.sums.fixed_point import event_with
 
 DATA = Snapshot(None, "clicks that one person is served by")

@@ -23,10 +23,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.datasets.mind.files import Impression
 from tfdp_rec.federated.labels import LabelPermutation
 from tfdp_rec.federated.mechanism import AttentionMechanism
-from tfdp_rec.noise import words
 
 Rows = Callable[[Sequence[str]], list[int]]
 

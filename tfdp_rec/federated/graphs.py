@@ -59,7 +59,7 @@ def lite_encoder(content: bytes, length: int, width: int, num_basis: int) -> Enc
     """The same of a TensorFlow Lite file."""
     import tensorflow as tf
 
-    from tfdp_rec.keras_internals import lite_model
+    from tfdp_rec.core.ground.keras_internals import lite_model
 
     try:
         model, used = lite_model(content)

@@ -18,7 +18,7 @@ import math
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdp_rec.noise import words
+from tfdp_rec.core.mechanism.noise import words
 
 _DIGIT = 2**10
 

@@ -30,8 +30,8 @@ import numpy as np
 from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
-from tfdp_rec.noise import words
-from tfdp_rec.pricing.events import PureDpEvent
+from tfdp_rec.core.claim.events import PureDpEvent
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.sums.private_labels import response
 
 

@@ -33,13 +33,13 @@ import tensorflow as tf
 from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.datasets.mind.files import NewsCatalogue
 from tfdp_rec.federated import accounting
 from tfdp_rec.federated.cohort import Client, Draws, draw
 from tfdp_rec.federated.labels import LabelPermutation
 from tfdp_rec.federated.mechanism import AttentionMechanism
 from tfdp_rec.federated.vector import ClippedVector
-from tfdp_rec.noise import words
 
 Gradients = list[NDArray[np.float32]]
 MOST_HISTORY, MOST_ENCODED = 1_000, 10_000

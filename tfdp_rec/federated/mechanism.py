@@ -43,11 +43,11 @@ from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize
 
+from tfdp_rec.core.claim import profiles
+from tfdp_rec.core.claim.events import PaddedDpEvent, PureDpEvent
+from tfdp_rec.core.claim.profiles import Number, deamplify, gaussian_delta
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated.grid import on_grid, whole_gaussian, whole_laplace
-from tfdp_rec.noise import words
-from tfdp_rec.pricing import profiles
-from tfdp_rec.pricing.events import PaddedDpEvent, PureDpEvent
-from tfdp_rec.pricing.profiles import Number, deamplify, gaussian_delta
 
 Activation = Literal["softplus", "relu"]
 LEAST_CLIP = 1e-6  # below, rounding and underflow of what is clipped are no longer small beside the clip

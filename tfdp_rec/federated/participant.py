@@ -26,13 +26,13 @@ import numpy as np
 from dp_accounting import ComposedDpEvent, DpEvent
 from numpy.typing import NDArray
 
+from tfdp_rec.core.claim.ledger import BrokenLedger, Ledger, Mark, Payment, Snapshot
+from tfdp_rec.core.claim.profiles import composed_epsilon, releases_of
+from tfdp_rec.core.ground.files import writing
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated import accounting
 from tfdp_rec.federated.cohort import Client
 from tfdp_rec.federated.local import LocalUpdate
-from tfdp_rec.files import writing
-from tfdp_rec.noise import words
-from tfdp_rec.pricing.profiles import composed_epsilon, releases_of
-from tfdp_rec.spending.ledger import BrokenLedger, Ledger, Mark, Payment, Snapshot
 from tfdp_rec.sums.fixed_point import event_with
 
 DATA = Snapshot(None, "clicks that one person trains with")

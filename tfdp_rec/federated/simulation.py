@@ -22,11 +22,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdp_rec.core.ground.refused import refuse_below
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated import accounting
 from tfdp_rec.federated.cohort import Client
 from tfdp_rec.federated.local import LocalUpdate
-from tfdp_rec.noise import words
-from tfdp_rec.refused import refuse_below
 
 
 @dataclasses.dataclass

@@ -24,10 +24,10 @@ import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 
+from tfdp_rec.core.claim.events import PureDpEvent
+from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated.grid import on_grid, whole_gaussian, whole_laplace
 from tfdp_rec.federated.mechanism import LEAST_CLIP, unit_sigma
-from tfdp_rec.noise import words
-from tfdp_rec.pricing.events import PureDpEvent
 
 _ROUNDING = 1.0 + 1e-9  # of norms in float64, so that a clipped vector is no longer than C
 

@@ -32,11 +32,11 @@ from collections.abc import Sequence
 
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NoOpDpEvent, SelfComposedDpEvent
 
-from tfdp_rec.pricing.composition import epsilon_of
-from tfdp_rec.pricing.events import FailingDpEvent
-from tfdp_rec.pricing.gaussian_release import noise_of_one_release
-from tfdp_rec.spending.ledger import Chain, Ledger, Payment
-from tfdp_rec.spending.statement import rounded_up
+from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.events import FailingDpEvent
+from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
+from tfdp_rec.core.claim.ledger import Chain, Ledger, Payment
+from tfdp_rec.core.claim.statement import rounded_up
 from tfdp_rec.sums import set_union
 
 LABEL = "budget of all days"

@@ -37,9 +37,10 @@ from typing import Any, TypeVar
 
 from dp_accounting import DpEvent
 
-from tfdp_rec import interruption
+from tfdp_rec.core.claim.ledger import Ledger, Mark, Snapshot, read
+from tfdp_rec.core.ground import interruption
+from tfdp_rec.core.ground.files import Path, hold, let_go, remove, unheld, writing
 from tfdp_rec.datasets.logs.interactions import Interactions
-from tfdp_rec.files import Path, hold, let_go, remove, unheld, writing
 from tfdp_rec.job.budget import LABELS, Budget
 from tfdp_rec.job.run_folder import (
     FINAL,
@@ -56,7 +57,6 @@ from tfdp_rec.job.run_folder import (
 )
 from tfdp_rec.job.settings import ELSEWHERE, JobSettings
 from tfdp_rec.job.warm_start import WarmStart
-from tfdp_rec.spending.ledger import Ledger, Mark, Snapshot, read
 
 LOG, RUN = "log", "run.json"
 TIMELINES = "timelines"  # what a cluster's workers read, as long as a training lasts

@@ -28,9 +28,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 
+from tfdp_rec.core.claim.accountant import Accountant
+from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.schemes import PoissonSampling
+from tfdp_rec.core.claim.statement import Statement, rounded_up
+from tfdp_rec.core.ground.files import replacing
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items, as_kind
-from tfdp_rec.files import replacing
 from tfdp_rec.job import report, seats
 from tfdp_rec.job.budget import ITEMS, LABELS, PRIOR, UPON, Budget
 from tfdp_rec.job.checkpoint import ReleasePayment, RunCheckpoint
@@ -42,14 +46,10 @@ from tfdp_rec.job.run_folder import CONFIG, MODEL, PRIVATE, RELEASE, SERVABLE, S
 from tfdp_rec.job.settings import ELSEWHERE, JobSettings
 from tfdp_rec.job.sources import LogSource, titles_of
 from tfdp_rec.job.warm_start import WarmStart
-from tfdp_rec.pricing.composition import epsilon_of
-from tfdp_rec.sampling.schemes import PoissonSampling
 from tfdp_rec.serving.own_ids import export, line_breaks
 from tfdp_rec.settings import flag
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
-from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.statement import Statement, rounded_up
 from tfdp_rec.sums.set_union import least_users, private_items
 
 _UNPROVEN = "training without a guarantee"

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import tfdp_rec
+from tfdp_rec.core.claim.statement import Statement, rounded_up
 from tfdp_rec.job import page
 from tfdp_rec.job.evaluation import HISTORY, KS
 from tfdp_rec.job.recommenders.names import is_trained, is_two_tower, named, popularity, spectral, upon_sums
@@ -22,7 +23,6 @@ from tfdp_rec.job.run_folder import RELEASE, RunFolder
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.job.sources import LogSource
 from tfdp_rec.metrics import Mean
-from tfdp_rec.spending.statement import Statement, rounded_up
 
 SHOWN = ("recall@10", "recall@20", "nDCG@10")
 NO_GUARANTEE = Statement({"Guarantee": "none: this is not private, and no epsilon holds for it"})

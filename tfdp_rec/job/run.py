@@ -17,10 +17,13 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tfdp_rec import mechanisms
+from tfdp_rec.core.claim.orders import FixedOrder
+from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
+from tfdp_rec.core.claim.statement import Statement, rounded_up
+from tfdp_rec.core.ground.files import rows_at_a_time
 from tfdp_rec.datasets.log import PART, Catalogue, Part
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items
-from tfdp_rec.files import rows_at_a_time
 from tfdp_rec.job.budget import LABELS, PRIOR, SUMS, UPON, Budget
 from tfdp_rec.job.checkpoint import RunCheckpoint
 from tfdp_rec.job.evaluation import Evaluation, NewItemExamples
@@ -30,9 +33,6 @@ from tfdp_rec.job.run_folder import RunFolder
 from tfdp_rec.job.settings import SHUFFLED, JobSettings
 from tfdp_rec.job.sources import LogSource, features_of
 from tfdp_rec.metrics import Mean
-from tfdp_rec.sampling.orders import FixedOrder
-from tfdp_rec.sampling.schemes import PoissonSampling, Sampling
-from tfdp_rec.spending.statement import Statement, rounded_up
 from tfdp_rec.sums.counts import Counted, private_counts
 
 _TRAIN = 0.8  # of the users

@@ -17,7 +17,7 @@ import pathlib
 import uuid
 from typing import Any
 
-from tfdp_rec.files import Path, writing
+from tfdp_rec.core.ground.files import Path, writing
 
 RELEASE, PRIVATE, RESUME, LEDGERS = "release", "private", "resume", "ledgers"
 CONFIG, LEDGER, SERVABLE, STATEMENT, RELEASED, MODEL = (

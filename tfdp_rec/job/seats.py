@@ -37,13 +37,13 @@ import pyarrow.compute as pc
 import pyarrow.parquet
 from numpy.typing import NDArray
 
+from tfdp_rec.core.claim.ledger import Ledger
+from tfdp_rec.core.ground.files import remove, sync_entry, writing
 from tfdp_rec.datasets.logs.interactions import Interactions
-from tfdp_rec.files import remove, sync_entry, writing
 from tfdp_rec.job.budget import Budget
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.run_folder import SEATS, SEATS_NEXT
 from tfdp_rec.job.settings import JobSettings
-from tfdp_rec.spending.ledger import Ledger
 
 LABEL = "seats of a day"
 _ID = b"list"

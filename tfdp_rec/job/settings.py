@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from tfdp_rec.files import Path
+from tfdp_rec.core.ground.files import Path
 from tfdp_rec.job.recommenders.names import NAMES, USUAL, upon_sums
 from tfdp_rec.settings import BETWEEN_0_AND_1, NOT_NEGATIVE, POSITIVE, Check, flag, option, refuse_wrong
 

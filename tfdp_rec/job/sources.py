@@ -16,11 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from tfdp_rec.core.ground.files import matching
 from tfdp_rec.datasets.logs import sources as log_files
 from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.datasets.movielens import files, generated
 from tfdp_rec.datasets.timelines import Timelines
-from tfdp_rec.files import matching
 from tfdp_rec.job.page import code, given
 from tfdp_rec.job.recommenders.names import USUAL, spectral
 from tfdp_rec.job.settings import JobSettings

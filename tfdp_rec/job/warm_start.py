@@ -20,13 +20,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 
+from tfdp_rec.core.claim.ledger import Mark, read
+from tfdp_rec.core.ground.files import Path, digest, writing
 from tfdp_rec.datasets.logs.items import Items
-from tfdp_rec.files import Path, digest, writing
 from tfdp_rec.job.budget import Budget
 from tfdp_rec.job.run_folder import CONFIG, LEDGER, MODEL, PRIVATE, RELEASED, find
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.spectral import Release, SpectralRecommender
-from tfdp_rec.spending.ledger import Mark, read
 
 _BROKEN = (EOFError, KeyError, TypeError, ValueError, zipfile.BadZipFile)
 

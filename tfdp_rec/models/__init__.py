@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tfdp_rec.lazily import imported_when_asked
+from tfdp_rec.core.ground.lazily import imported_when_asked
 
 if TYPE_CHECKING:
     from tfdp_rec.models import news as news

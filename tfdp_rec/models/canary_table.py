@@ -26,10 +26,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.audit import OneRunAudit, flip_coins, one_run_audit
+from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.ground.refused import refuse_below
+from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.models.arguments import SavedByArguments
-from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.pricing.composition import epsilon_of
-from tfdp_rec.refused import refuse_below
 from tfdp_rec.training.model import PrivateTraining
 
 _GAIN = 4.0  # how far a canary's gradient is beyond the clipping norm

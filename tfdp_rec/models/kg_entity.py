@@ -23,8 +23,8 @@ import keras
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
-from tfdp_rec.clipping import CandidateScores
-from tfdp_rec.clipping.negatives import of_batch
+from tfdp_rec.layers.candidate_scores import CandidateScores
+from tfdp_rec.layers.negatives import of_batch
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.training.model import PrivateTraining
 

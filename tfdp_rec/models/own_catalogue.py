@@ -12,16 +12,16 @@ import keras
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
+from tfdp_rec.core.ground.files import Path
+from tfdp_rec.core.ground.keras_internals import layers_within
 from tfdp_rec.datasets.log import PADDING
-from tfdp_rec.files import Path
-from tfdp_rec.keras_internals import layers_within
 
 Model = TypeVar("Model", bound="OwnCatalogue")
 
 
 def loaded_model(path: Path, **options: Any) -> Any:
     """The `TwoTower` or `SASRec` in a .keras file; `options` of Keras' `load_model`."""
-    from tfdp_rec.models import SASRec, TwoTower  # registers the classes that a file may hold
+    from tfdp_rec.models import SASRec, TwoTower
 
     try:
         found = keras.models.load_model(path, **options)

@@ -29,10 +29,10 @@ import tensorflow_recommenders as tfrs
 from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.clipping import CandidateScores
-from tfdp_rec.clipping.negatives import of_batch
+from tfdp_rec.core.ground.keras_internals import resource
 from tfdp_rec.datasets.log import PADDING, Catalogue
-from tfdp_rec.keras_internals import resource
+from tfdp_rec.layers.candidate_scores import CandidateScores
+from tfdp_rec.layers.negatives import of_batch
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.models.kg_entity import EncoderBlock
 from tfdp_rec.models.own_catalogue import OwnCatalogue

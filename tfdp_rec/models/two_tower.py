@@ -24,9 +24,9 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 from numpy.typing import ArrayLike
 
-from tfdp_rec.clipping import CandidateScores
-from tfdp_rec.clipping.negatives import of_batch
 from tfdp_rec.datasets.log import PADDING, Catalogue
+from tfdp_rec.layers.candidate_scores import CandidateScores
+from tfdp_rec.layers.negatives import of_batch
 from tfdp_rec.metrics import ranks
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.models.own_catalogue import OwnCatalogue

@@ -7,16 +7,16 @@ does not.
 
 from typing import TYPE_CHECKING
 
-from tfdp_rec.lazily import imported_when_asked
+from tfdp_rec.core.ground.lazily import imported_when_asked
 
 # A federated client draws words (`words`) and never loads TensorFlow.
 if TYPE_CHECKING:
-    from tfdp_rec.noise.base import NoiseSource as NoiseSource
-    from tfdp_rec.noise.base import Request as Request
-    from tfdp_rec.noise.gaussian import EntropyNoise as EntropyNoise
-    from tfdp_rec.noise.keyed import KeyedNoise as KeyedNoise
-    from tfdp_rec.noise.secure import SecureNoise as SecureNoise
-    from tfdp_rec.noise.tails import truncation_delta as truncation_delta
-    from tfdp_rec.noise.words import release as release
+    from tfdp_rec.core.mechanism.noise.base import NoiseSource as NoiseSource
+    from tfdp_rec.core.mechanism.noise.base import Request as Request
+    from tfdp_rec.core.mechanism.noise.gaussian import EntropyNoise as EntropyNoise
+    from tfdp_rec.core.mechanism.noise.keyed import KeyedNoise as KeyedNoise
+    from tfdp_rec.core.mechanism.noise.secure import SecureNoise as SecureNoise
+    from tfdp_rec.core.mechanism.noise.tails import truncation_delta as truncation_delta
+    from tfdp_rec.core.mechanism.noise.words import release as release
 else:
     __getattr__, __all__ = imported_when_asked(__name__)

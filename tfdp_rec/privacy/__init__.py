@@ -5,34 +5,34 @@ These are the names for users. They live in the rooms that make them: `spending`
 
 from typing import TYPE_CHECKING
 
-from tfdp_rec.lazily import imported_when_asked
+from tfdp_rec.core.ground.lazily import imported_when_asked
 
 if TYPE_CHECKING:
-    from tfdp_rec.pricing.composition import epsilon_of as epsilon_of
-    from tfdp_rec.pricing.correlated_noise import BufferedToeplitz as BufferedToeplitz
-    from tfdp_rec.pricing.correlated_noise import Correlation as Correlation
-    from tfdp_rec.pricing.correlated_noise import optimised_correlation as optimised_correlation
-    from tfdp_rec.pricing.eana_bound import eana_epsilon as eana_epsilon
-    from tfdp_rec.pricing.eana_bound import eana_instance_epsilon as eana_instance_epsilon
-    from tfdp_rec.pricing.eana_bound import eana_rdp as eana_rdp
-    from tfdp_rec.pricing.eana_bound import eana_rdp_coordinate as eana_rdp_coordinate
-    from tfdp_rec.pricing.eana_bound import eana_rdp_instance as eana_rdp_instance
-    from tfdp_rec.pricing.eana_bound import eana_rdp_published as eana_rdp_published
-    from tfdp_rec.pricing.gaussian_release import noise_of_one_release as noise_of_one_release
-    from tfdp_rec.sampling.bounded_stream import BoundedStream as BoundedStream
-    from tfdp_rec.sampling.orders import FixedOrder as FixedOrder
-    from tfdp_rec.sampling.schemes import PoissonSampling as PoissonSampling
-    from tfdp_rec.sampling.schemes import Sampling as Sampling
-    from tfdp_rec.spending.accountant import Accountant as Accountant
-    from tfdp_rec.spending.accountant import Unaccounted as Unaccounted
-    from tfdp_rec.spending.calibration import calibrate_noise as calibrate_noise
-    from tfdp_rec.spending.entries import Use as Use
-    from tfdp_rec.spending.filters import GaussianFilter as GaussianFilter
-    from tfdp_rec.spending.filters import RenyiFilter as RenyiFilter
-    from tfdp_rec.spending.ledger import BrokenLedger as BrokenLedger
-    from tfdp_rec.spending.ledger import Ledger as Ledger
-    from tfdp_rec.spending.ledger import Payment as Payment
-    from tfdp_rec.spending.ledger import Snapshot as Snapshot
+    from tfdp_rec.core.claim.accountant import Accountant as Accountant
+    from tfdp_rec.core.claim.accountant import Unaccounted as Unaccounted
+    from tfdp_rec.core.claim.calibration import calibrate_noise as calibrate_noise
+    from tfdp_rec.core.claim.composition import epsilon_of as epsilon_of
+    from tfdp_rec.core.claim.entries import Use as Use
+    from tfdp_rec.core.claim.filters import GaussianFilter as GaussianFilter
+    from tfdp_rec.core.claim.filters import RenyiFilter as RenyiFilter
+    from tfdp_rec.core.claim.gaussian_release import noise_of_one_release as noise_of_one_release
+    from tfdp_rec.core.claim.ledger import BrokenLedger as BrokenLedger
+    from tfdp_rec.core.claim.ledger import Ledger as Ledger
+    from tfdp_rec.core.claim.ledger import Payment as Payment
+    from tfdp_rec.core.claim.ledger import Snapshot as Snapshot
+    from tfdp_rec.core.claim.orders import FixedOrder as FixedOrder
+    from tfdp_rec.core.claim.schemes import PoissonSampling as PoissonSampling
+    from tfdp_rec.core.claim.schemes import Sampling as Sampling
+    from tfdp_rec.core.mechanism.correlated_noise import BufferedToeplitz as BufferedToeplitz
+    from tfdp_rec.core.mechanism.correlated_noise import Correlation as Correlation
+    from tfdp_rec.core.mechanism.correlated_noise import optimised_correlation as optimised_correlation
+    from tfdp_rec.correlated.bounded_stream import BoundedStream as BoundedStream
+    from tfdp_rec.sparse.eana_bound import eana_epsilon as eana_epsilon
+    from tfdp_rec.sparse.eana_bound import eana_instance_epsilon as eana_instance_epsilon
+    from tfdp_rec.sparse.eana_bound import eana_rdp as eana_rdp
+    from tfdp_rec.sparse.eana_bound import eana_rdp_coordinate as eana_rdp_coordinate
+    from tfdp_rec.sparse.eana_bound import eana_rdp_instance as eana_rdp_instance
+    from tfdp_rec.sparse.eana_bound import eana_rdp_published as eana_rdp_published
     from tfdp_rec.sums.counts import private_counts as private_counts
     from tfdp_rec.sums.moments import private_moments as private_moments
     from tfdp_rec.sums.private_labels import private_labels as private_labels

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tfdp_rec.lazily import imported_when_asked
+from tfdp_rec.core.ground.lazily import imported_when_asked
 
 if TYPE_CHECKING:
     from tfdp_rec.serving.own_ids import export as export

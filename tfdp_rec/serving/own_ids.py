@@ -28,10 +28,10 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from tfdp_rec.core.claim.entries import warn_of_ordinary_steps
+from tfdp_rec.core.ground.demands import demand, given
+from tfdp_rec.core.ground.files import is_address, replacing
 from tfdp_rec.datasets.log import Catalogue
-from tfdp_rec.demands import demand, given
-from tfdp_rec.files import is_address, replacing
-from tfdp_rec.spending.entries import warn_of_ordinary_steps
 
 if TYPE_CHECKING:
     import pyarrow as pa

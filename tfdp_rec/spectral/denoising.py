@@ -38,7 +38,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import linalg
 
-from tfdp_rec.files import row_chunks
+from tfdp_rec.core.ground.files import row_chunks
 
 _AT_ONCE = 2**22
 RIDGE, LEAST_NOISE = 0.2, 10.0

@@ -24,8 +24,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import sparse
 
+from tfdp_rec.core.mechanism.noise.words import WordSource
 from tfdp_rec.datasets.log import Catalogue, InParts, Part
-from tfdp_rec.noise.words import WordSource
 from tfdp_rec.spectral.release import Release
 from tfdp_rec.sums.fixed_point import ONE, released
 

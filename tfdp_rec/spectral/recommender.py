@@ -28,19 +28,19 @@ from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateD
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
+from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.entries import Use, id_of_use
+from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
+from tfdp_rec.core.claim.statement import Statement, rounded_up
+from tfdp_rec.core.ground.files import Path, writing
+from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.log import Catalogue, log_of
-from tfdp_rec.files import Path, writing
-from tfdp_rec.noise.words import WordSource, os_entropy
-from tfdp_rec.pricing.composition import epsilon_of
-from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 from tfdp_rec.spectral import order, rules
 from tfdp_rec.spectral.denoising import weights_between_items
 from tfdp_rec.spectral.features import arrays_of, item_vectors, likeness, vectors_of
 from tfdp_rec.spectral.gram import grid_gram
 from tfdp_rec.spectral.near_pairs import WINDOW, near_pairs
 from tfdp_rec.spectral.release import Release
-from tfdp_rec.spending.entries import Use, id_of_use
-from tfdp_rec.spending.statement import Statement, rounded_up
 from tfdp_rec.sums.counts import private_counts
 from tfdp_rec.sums.fixed_point import ONE, checked_noise, released, released_pairs
 
@@ -166,7 +166,7 @@ class SpectralRecommender:
             raise ValueError(
                 "These sums are a run's, which may have found its items privately, too: what all of it has cost is in "
                 "its ledger.jsonl and statement.txt. Give that, spent=[tfdp_rec.privacy.Use(paid.whole, paid.label, "
-                "f'{paid.id} {paid.number}') for paid in tfdp_rec.spending.ledger.read(path).paid]."
+                "f'{paid.id} {paid.number}') for paid in tfdp_rec.core.claim.ledger.read(path).paid]."
             )
 
     def statement(self) -> Statement:
@@ -414,7 +414,7 @@ class SpectralRecommender:
     def answers(self) -> Any:
         """A `tf.Module` that gives its answers, for `tfdp_rec.serving.export`."""
         self._check_fitted()
-        from tfdp_rec.spectral.servable import SpectralAnswers  # TensorFlow is needed here alone
+        from tfdp_rec.spectral.servable import SpectralAnswers
 
         features = None if self._vectors is None else (self._vectors, self._weighed_shares)
         return SpectralAnswers(self.released.head, self.weights, self.prior, self.overlap, self.recency, features)

@@ -28,7 +28,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdp_rec.spending.entries import new_id
+from tfdp_rec.core.claim.entries import new_id
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

@@ -16,8 +16,8 @@ import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
 from numpy.typing import NDArray
 
+from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.log import Catalogue, Part, log_of
-from tfdp_rec.noise.words import WordSource, os_entropy
 from tfdp_rec.sums.fixed_point import checked_noise, event_with, grid_weights, released
 
 LABEL = "popularity counts"

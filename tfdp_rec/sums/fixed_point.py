@@ -25,8 +25,8 @@ import numpy as np
 from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
-from tfdp_rec.files import row_chunks
-from tfdp_rec.noise.words import WordSource, os_entropy, without_gaps
+from tfdp_rec.core.ground.files import row_chunks
+from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy, without_gaps
 
 GRID_BITS = 20
 ONE = 2**GRID_BITS

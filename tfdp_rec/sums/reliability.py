@@ -33,8 +33,8 @@ from dp_accounting import DpEvent, GaussianDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
+from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.unit_ids import unit_numbers
-from tfdp_rec.noise.words import WordSource, os_entropy
 from tfdp_rec.sums.fixed_point import ONE, checked_noise, event_with, grid_weights, released
 
 LABEL = "reliability of predictions"

@@ -34,13 +34,13 @@ from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
 from numpy.typing import NDArray
 from scipy import special
 
+from tfdp_rec.core.claim.events import FailingDpEvent
+from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
+from tfdp_rec.core.ground.lazily import optional
+from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.log import Catalogue, Log, Part
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import as_kind
-from tfdp_rec.lazily import optional
-from tfdp_rec.noise.words import WordSource, os_entropy
-from tfdp_rec.pricing.events import FailingDpEvent
-from tfdp_rec.pricing.gaussian_release import noise_of_one_release
 from tfdp_rec.sums.fixed_point import ONE, checked_noise, event_with, grid_weights, released
 
 pa: Any = optional("pyarrow", "job")

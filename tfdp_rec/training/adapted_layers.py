@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from tfdp_rec.keras_internals import adapts, keep_vocabulary, layers_within, vocabulary_is_of_a_file
-from tfdp_rec.refused import NotPrivate
+from tfdp_rec.core.ground.keras_internals import adapts, keep_vocabulary, layers_within, vocabulary_is_of_a_file
+from tfdp_rec.core.ground.refused import NotPrivate
 
 
 def refuse_adapted(model: Any) -> None:

@@ -15,9 +15,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping import batches
-from tfdp_rec.clipping.batches import map_examples
-from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Drawn, Source, checked_batch, without_draw
+from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Drawn, Source, checked_batch, without_draw
+from tfdp_rec.core.sensitivity import batches
+from tfdp_rec.core.sensitivity.batches import map_examples
 
 
 class LookAhead(NamedTuple):

@@ -13,9 +13,9 @@ from typing import Any
 import keras
 from dp_accounting import NonPrivateDpEvent
 
-from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.optimizers.noise_walk import DOES_NOTHING, SPOILS, NoRate, noise_in_rows
-from tfdp_rec.refused import NotPrivate
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.mechanism.base import PrivateOptimizer
+from tfdp_rec.core.mechanism.noise_walk import DOES_NOTHING, SPOILS, NoRate, noise_in_rows
 
 _WARNED = "warned_of_noise"  # attribute of an optimizer
 _LONG, _LITTLE = 50, 0.3  # a fit of fewer steps, or with less noise, says little about the rate

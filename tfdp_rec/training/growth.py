@@ -24,9 +24,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.keras_internals import compile_arguments, resource
-from tfdp_rec.optimizers.tables import CHUNK_VALUES, scatter
-from tfdp_rec.pricing.events import PlannedDpEvent
+from tfdp_rec.core.claim.events import PlannedDpEvent
+from tfdp_rec.core.ground.keras_internals import compile_arguments, resource
+from tfdp_rec.core.mechanism.tables import CHUNK_VALUES, scatter
 from tfdp_rec.training.release import debts_of
 
 Kept = Mapping[str, Sequence[int]]

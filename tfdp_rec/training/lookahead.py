@@ -15,10 +15,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp_rec.clipping.batches import open_specs
-from tfdp_rec.clipping.recorder import recording, refuse_added_losses
-from tfdp_rec.keras_internals import build_metrics, layers_within
-from tfdp_rec.sampling.sampling_proof import (
+from tfdp_rec.core.claim.sampling_proof import (
     Drawn,
     as_drawn,
     as_tensors,
@@ -26,6 +23,9 @@ from tfdp_rec.sampling.sampling_proof import (
     refuse_choosing,
     without_draw,
 )
+from tfdp_rec.core.ground.keras_internals import build_metrics, layers_within
+from tfdp_rec.core.sensitivity.batches import open_specs
+from tfdp_rec.core.sensitivity.recorder import recording, refuse_added_losses
 from tfdp_rec.training.batch import Batch, LookAhead, examples_of
 
 _as_it_is = tf.autograph.experimental.do_not_convert  # no Python control flow here; converting takes seconds

@@ -19,15 +19,15 @@ import keras
 import tensorflow as tf
 from dp_accounting import DpEvent
 
-from tfdp_rec.clipping.arithmetic import ask_for_float32_products
-from tfdp_rec.clipping.batches import open_specs
-from tfdp_rec.clipping.data_flow import ours
-from tfdp_rec.keras_internals import compiled_metrics, functional_class, layers_within, makes_functional
-from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.optimizers.checks import refuse_replicas
-from tfdp_rec.refused import NotPrivate, refuse_below
-from tfdp_rec.sampling.sampling_proof import NO_SAMPLING, Source, refusals_in_words, refuse_choosing, source_of
-from tfdp_rec.spending.entries import Use
+from tfdp_rec.core.claim.entries import Use
+from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Source, refusals_in_words, refuse_choosing, source_of
+from tfdp_rec.core.ground.keras_internals import compiled_metrics, functional_class, layers_within, makes_functional
+from tfdp_rec.core.ground.refused import NotPrivate, refuse_below
+from tfdp_rec.core.mechanism.base import PrivateOptimizer
+from tfdp_rec.core.mechanism.checks import refuse_replicas
+from tfdp_rec.core.sensitivity.arithmetic import ask_for_float32_products
+from tfdp_rec.core.sensitivity.batches import open_specs
+from tfdp_rec.core.sensitivity.data_flow import ours
 from tfdp_rec.training.adapted_layers import given_vocabularies, keep_vocabularies, refuse_adapted
 from tfdp_rec.training.batch import Batch, examples_of, first_example
 from tfdp_rec.training.callback_checks import (
@@ -468,7 +468,7 @@ class PrivateTraining(ReleaseMethods):
         """As Keras', with look-ahead for a `tf.data.Dataset`, and with pending noise settled at every kind of end.
 
         Before the first step the loss is read, operation by operation, and refused if it mixes examples
-        (`independence/`).
+        (`core/sensitivity/independence/`).
 
         Callbacks that may read weights find all noise settled at the end of an epoch. Within an epoch they read weights
         by the model's own methods, or after `self.model.settle()`.

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from tfdp_rec.spending.meter import Meter, meters_of
+from tfdp_rec.core.claim.meter import Meter, meters_of
 
 
 def meters_on(model: Any) -> list[Meter]:

@@ -1,6 +1,6 @@
 """Refusal of overridden steps that keep private numbers, and of predictions that depend on metrics.
 
-The loss is read by `independence/`. A model may also override `test_step`, `predict_step` or `compute_metrics`, or
+The loss is read by `core/sensitivity`. A model may also override `test_step`, `predict_step` or `compute_metrics`, or
 predict from one of its metrics, and so release numbers that were computed from the batch without clipping and noise.
 When a step is traced, all its writes are read; when predictions are traced, all their inputs. A `train_step` of a
 model's own is refused (`model.py`).
@@ -14,8 +14,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping.data_flow import refuse_metrics_read, refuse_writes
-from tfdp_rec.keras_internals import (
+from tfdp_rec.core.ground.keras_internals import (
     compiled_metrics,
     handles_of,
     loss_tracker,
@@ -23,7 +22,8 @@ from tfdp_rec.keras_internals import (
     random_states,
     resource_key,
 )
-from tfdp_rec.refused import NotPrivate
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.sensitivity.data_flow import refuse_metrics_read, refuse_writes
 from tfdp_rec.training.own_loss import is_own
 
 

@@ -4,7 +4,7 @@
 
 Mechanisms and ordinary optimizers train this loss, and `evaluate` and validation show it. If a model overrides
 `compute_loss` as well, evaluation and ordinary optimizers use that. If it overrides `compute_loss` alone, mechanisms
-train the losses that it averages, which are read from its graph (`independence/loss_terms.py`).
+train the losses that it averages, which are read from its graph (`core/sensitivity/independence/loss_terms.py`).
 
 Compiled metrics compare the batch's targets with the result of the model's call within the loss. If the loss makes no
 call (a retrieval model predicts ids, and learns by scores), they are shown in evaluation alone, which calls the model.
@@ -20,12 +20,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping.batches import batch_size, hide_batch_axis, map_examples
-from tfdp_rec.clipping.recorder import refuse_added_losses
-from tfdp_rec.clipping.step_reading import StepReading
-from tfdp_rec.independence import by_example
-from tfdp_rec.keras_internals import compiled_metrics, loss_tracker
-from tfdp_rec.refused import NotPrivate
+from tfdp_rec.core.ground.keras_internals import compiled_metrics, loss_tracker
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.sensitivity.batches import batch_size, hide_batch_axis, map_examples
+from tfdp_rec.core.sensitivity.independence import by_example
+from tfdp_rec.core.sensitivity.recorder import refuse_added_losses
+from tfdp_rec.core.sensitivity.step_reading import StepReading
 from tfdp_rec.training.batch import Batch, parts_of
 
 _LIBRARIES = ("keras", "tensorflow_recommenders")

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.keras_internals import mask_of
+from tfdp_rec.core.ground.keras_internals import mask_of
 
 _SEVERAL = (list, tuple, dict)
 _ENTRY_BY_ENTRY = frozenset(

@@ -6,7 +6,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp_rec.clipping.step_reading import StepReading
+from tfdp_rec.core.sensitivity.step_reading import StepReading
 
 
 def predictions_by_row(model: Any, spec: Any) -> Any:

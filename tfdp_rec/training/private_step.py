@@ -13,12 +13,12 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp_rec.clipping import ClippedSum, Clipping, in_parts
-from tfdp_rec.clipping.batches import example_leaves, map_examples
-from tfdp_rec.clipping.data_flow import refuse_data_read
-from tfdp_rec.clipping.engine import Graph
-from tfdp_rec.keras_internals import resource
-from tfdp_rec.refused import NotPrivate
+from tfdp_rec.core.ground.keras_internals import resource
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.sensitivity.batches import example_leaves, map_examples
+from tfdp_rec.core.sensitivity.data_flow import refuse_data_read
+from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping, Graph
+from tfdp_rec.core.sensitivity.microbatches import in_parts
 from tfdp_rec.training.batch import Batch, predictions_of
 
 

@@ -26,9 +26,7 @@ from typing import Any, Protocol
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping.data_flow import ours
-from tfdp_rec.clipping.rules import Rule, rule_for
-from tfdp_rec.keras_internals import (
+from tfdp_rec.core.ground.keras_internals import (
     RESOURCE_ATTRIBUTE,
     compiles_with_xla,
     layers_within,
@@ -37,9 +35,11 @@ from tfdp_rec.keras_internals import (
     resource,
     set_resource,
 )
-from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.refused import NotPrivate
-from tfdp_rec.withheld_rows import WithheldRows, demand_rows, withheld
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.ground.withheld_rows import WithheldRows, demand_rows, withheld
+from tfdp_rec.core.mechanism.base import PrivateOptimizer
+from tfdp_rec.core.sensitivity.data_flow import ours
+from tfdp_rec.core.sensitivity.rules import Rule, rule_for
 
 _LOGS_ONLY = (
     keras.callbacks.ModelCheckpoint,  # it saves through the model's own methods

@@ -17,10 +17,10 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.files import is_address, replacing
-from tfdp_rec.keras_internals import before_saving, layers_within
-from tfdp_rec.spending.entries import SAVED_AS, Entries, warn_of_ordinary_steps
-from tfdp_rec.spending.meter import Meter, meters_of
+from tfdp_rec.core.claim.entries import SAVED_AS, Entries, warn_of_ordinary_steps
+from tfdp_rec.core.claim.meter import Meter, meters_of
+from tfdp_rec.core.ground.files import is_address, replacing
+from tfdp_rec.core.ground.keras_internals import before_saving, layers_within
 from tfdp_rec.training.release import ReleaseGuard, empty_metrics, metrics_emptied
 
 

@@ -4,8 +4,8 @@
     print(report)            what is refused, and how each layer is clipped
     report.ok                whether a private step can be made
 
-The refusals come from the reading of the traced loss that a private step uses (`clipping/trial_step.py`). If there are
-none, examples are also run alone and among others (`clipping/single_examples.py`).
+The refusals come from the reading of the traced loss that a private step uses (`training/trial_step.py`). If there are
+none, examples are also run alone and among others (`training/single_examples.py`).
 """
 
 from __future__ import annotations
@@ -20,17 +20,17 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.clipping.batches import open_specs, refuse_padding, tensors
-from tfdp_rec.clipping.recorder import Unit, units_and_refusals
-from tfdp_rec.clipping.single_examples import SingleExamples
-from tfdp_rec.clipping.trial_step import TrialStep
-from tfdp_rec.optimizers import PrivateOptimizer
-from tfdp_rec.optimizers.checks import recursion_of_table, refuse_on_table
-from tfdp_rec.refused import NotPrivate
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.mechanism.base import PrivateOptimizer
+from tfdp_rec.core.mechanism.checks import recursion_of_table, refuse_on_table
+from tfdp_rec.core.sensitivity.batches import open_specs, refuse_padding, tensors
+from tfdp_rec.core.sensitivity.recorder import Unit, units_and_refusals
 from tfdp_rec.training.batch import examples_of
 from tfdp_rec.training.lookahead import build_layers
 from tfdp_rec.training.model import PrivateTraining, refuse_options
 from tfdp_rec.training.own_loss import is_own, refuse_no_loss, refuse_unsaid_loss
+from tfdp_rec.training.single_examples import SingleExamples
+from tfdp_rec.training.trial_step import TrialStep
 
 _WIDTH = 80
 _UNREAD = "The loss was not read yet: correct this first, and validate again."

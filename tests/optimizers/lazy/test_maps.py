@@ -11,10 +11,10 @@ from helpers import Seeded
 from scipy import linalg
 
 from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.core.mechanism.pending import History, RowMarks, WithMomentum, WithoutMomentum
+from tfdp_rec.core.mechanism.rules import Recursion
+from tfdp_rec.correlated.maps import Correlated, Maps, factors
 from tfdp_rec.optimizers import DPFTRL, LazyDPFTRL
-from tfdp_rec.optimizers.lazy.maps import Correlated, Maps, factors
-from tfdp_rec.optimizers.lazy.pending import History, RowMarks, WithMomentum, WithoutMomentum
-from tfdp_rec.optimizers.rules import Recursion
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
 
 RATES = np.array([0.5, 0.4, 0.4, 0.1, 0.9, 0.3, 0.3])

@@ -15,9 +15,7 @@ from helpers import Seeded
 from scipy import stats
 
 from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.noise import KeyedNoise, NoiseSource
-from tfdp_rec.optimizers import LazyDPSGD
-from tfdp_rec.optimizers.lazy.pending import (
+from tfdp_rec.core.mechanism.pending import (
     Debt,
     History,
     Replayed,
@@ -27,7 +25,9 @@ from tfdp_rec.optimizers.lazy.pending import (
     pending,
     step_on,
 )
-from tfdp_rec.optimizers.rules import Recursion
+from tfdp_rec.core.mechanism.rules import Recursion
+from tfdp_rec.noise import KeyedNoise, NoiseSource
+from tfdp_rec.optimizers import LazyDPSGD
 
 DRAWS = 10**6
 NO_GRID = None

@@ -15,8 +15,8 @@ import tfdp_rec
 from tfdp_rec.clipping import ClippedSum, Reads
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.optimizers import AdaFEST, Preselection
-from tfdp_rec.optimizers.sparse.draws import BucketSpace
-from tfdp_rec.optimizers.sparse.fest import sum_at
+from tfdp_rec.sparse.draws import BucketSpace
+from tfdp_rec.sparse.fest import sum_at
 
 SILENT = dict(noise_multiplier=1e-12, contribution_noise_multiplier=1e-9)  # chooses by the counts alone
 

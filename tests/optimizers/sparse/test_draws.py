@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 from tfdp_rec.noise import EntropyNoise, KeyedNoise
-from tfdp_rec.optimizers.sparse import draws
+from tfdp_rec.sparse import draws
 
 PAIRS = [tf.TensorSpec([None], tf.int64), tf.TensorSpec([None], tf.int64)]
 

@@ -9,7 +9,7 @@ import tensorflow as tf
 from tfdp_rec.clipping import ClippedSum, Reads
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.optimizers import ExponentialSelectionSGD
-from tfdp_rec.optimizers.sparse import draws
+from tfdp_rec.sparse import draws
 
 
 def optimizer_of(**changes):

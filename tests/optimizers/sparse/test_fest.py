@@ -10,12 +10,12 @@ import seeding
 from scipy import stats
 
 import tfdp_rec
+from tfdp_rec.core.claim.ledger import read
+from tfdp_rec.core.mechanism.noise.words import seeded
 from tfdp_rec.noise import KeyedNoise
-from tfdp_rec.noise.words import seeded
 from tfdp_rec.optimizers import FEST, Preselection, noisy_frequencies
-from tfdp_rec.optimizers.sparse import preselection
 from tfdp_rec.privacy import Accountant, PoissonSampling
-from tfdp_rec.spending.ledger import read
+from tfdp_rec.sparse import preselection
 from tfdp_rec.sums.fixed_point import ONE
 
 

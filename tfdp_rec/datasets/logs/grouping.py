@@ -32,12 +32,12 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tfdp_rec.core.ground.files import alone, replacing
 from tfdp_rec.datasets.log import whole_users
 from tfdp_rec.datasets.logs import sources
 from tfdp_rec.datasets.logs.columns import IdColumn, NumberColumn, TimeColumn
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.datasets.logs.sources import Stretch
-from tfdp_rec.files import alone, replacing
 
 FORMAT = 1
 ABOUT = "about.json"

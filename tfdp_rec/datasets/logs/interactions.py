@@ -22,10 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
+from tfdp_rec.core.ground.files import Temporary, row_chunks
 from tfdp_rec.datasets.log import PART, Catalogue, Log, Part, values_at
 from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.datasets.logs.items import Items, as_kind
-from tfdp_rec.files import Temporary, row_chunks
 
 _AT_ONCE = 2**18  # users' ids hashed in one go
 

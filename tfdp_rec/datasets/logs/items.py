@@ -16,9 +16,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
+from tfdp_rec.core.ground.files import lines_of, writing
 from tfdp_rec.datasets.logs import sources
 from tfdp_rec.datasets.logs.columns import IdColumn
-from tfdp_rec.files import lines_of, writing
 
 _COLUMN = "item"
 

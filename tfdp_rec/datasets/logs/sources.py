@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tfdp_rec.files import matching
+from tfdp_rec.core.ground.files import matching
 
 _ROWS = 2**18  # of a stretch
 _BYTES = 2**24  # of text, for a stretch

@@ -17,9 +17,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdp_rec.core.ground.lazily import optional
 from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.datasets.timelines import Timelines
-from tfdp_rec.lazily import optional
 
 _COLUMNS = ("userId", "movieId", "rating", "timestamp")
 

@@ -12,10 +12,10 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec import mechanisms
+from tfdp_rec.core.ground.files import remove
 from tfdp_rec.datasets.shared_timelines import SharedTimelines
 from tfdp_rec.distribute import Cluster, ParameterServerTrainer
 from tfdp_rec.distribute.connection import ServerLost, connect
-from tfdp_rec.files import remove
 from tfdp_rec.job.checkpoint import TIMELINES
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.recommenders.training import EVALUATIONS, accounting, steps_left, with_costs

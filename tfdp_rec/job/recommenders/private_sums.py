@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from tfdp_rec.core.claim.statement import Statement, rounded_up
 from tfdp_rec.job.budget import LABELS, SUMS, UPON
 from tfdp_rec.job.checkpoint import ReleasePayment
 from tfdp_rec.job.evaluation import Scores
@@ -15,7 +16,6 @@ from tfdp_rec.job.recommenders.names import spectral, upon_sums
 from tfdp_rec.job.run import MadeRecommender, Run, UserSubset
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
-from tfdp_rec.spending.statement import Statement, rounded_up
 
 _EXACT_HEAD = 3000  # items that the peer without noise has rows for; dense algebra on more takes minutes
 _HARDLY = 1e-3  # its noise

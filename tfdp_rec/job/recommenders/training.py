@@ -18,25 +18,26 @@ import tensorflow as tf
 from dp_accounting import NoOpDpEvent
 
 from tfdp_rec import mechanisms
-from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
-from tfdp_rec.files import Path, only_for_owner
+from tfdp_rec.core.claim.accountant import Accountant
+from tfdp_rec.core.claim.entries import Entries, Entry, Use
+from tfdp_rec.core.claim.ledger import Ledger
+from tfdp_rec.core.claim.payments import Payments
+from tfdp_rec.core.claim.schemes import Sampling
+from tfdp_rec.core.claim.statement import Statement
+from tfdp_rec.core.ground.files import Path, only_for_owner
+from tfdp_rec.core.mechanism.correlated_noise import INDEPENDENT, Correlation
+from tfdp_rec.core.mechanism.noise_walk import noise_walk
+from tfdp_rec.core.mechanism.rules import Recursion
 from tfdp_rec.job.budget import PRIOR
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.run import MadeRecommender, Run, begins_with
 from tfdp_rec.job.run_folder import MODEL
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.models.own_catalogue import loaded_model
-from tfdp_rec.optimizers.noise_walk import noise_walk
-from tfdp_rec.optimizers.rules import Recursion
-from tfdp_rec.pricing.correlated_noise import INDEPENDENT, Correlation
-from tfdp_rec.private_plan import PrivatePlan
-from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.settings import arguments
-from tfdp_rec.spending.accountant import Accountant
-from tfdp_rec.spending.entries import Entries, Entry, Use
-from tfdp_rec.spending.ledger import Ledger
-from tfdp_rec.spending.payments import Payments
-from tfdp_rec.spending.statement import Statement
+from tfdp_rec.training.privacy_budget import PrivacyBudget
+from tfdp_rec.training.private_plan import PrivatePlan
+from tfdp_rec.training.training_checkpoint import TrainingCheckpoint
 
 EVALUATIONS = 6  # tests during a training, the last of them at its end
 _RATES, _NOISE_IN_A_ROW = {names.upon_sums.name: 100.0}, 0.8

@@ -14,15 +14,15 @@ import keras
 import numpy as np
 
 from tfdp_rec import mechanisms
+from tfdp_rec.core.claim.orders import FixedOrder
+from tfdp_rec.core.claim.schemes import Sampling
+from tfdp_rec.core.mechanism.correlated_noise import Correlation, optimised_correlation
 from tfdp_rec.datasets.next_item import NextItemExamples
 from tfdp_rec.job.evaluation import HISTORY, KS
 from tfdp_rec.job.recommenders import names, training
 from tfdp_rec.job.run import MadeRecommender, Run
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.models import TwoTower
-from tfdp_rec.pricing.correlated_noise import Correlation, optimised_correlation
-from tfdp_rec.sampling.orders import FixedOrder
-from tfdp_rec.sampling.schemes import Sampling
 from tfdp_rec.settings import arguments
 
 # Without privacy, each its best. SGD does not clip: at the private rate it diverges.

@@ -19,9 +19,9 @@ from typing import Any
 import keras
 from keras import ops
 
+from tfdp_rec.core.ground.refused import refuse_below
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.models.news.bert import BertLayer
-from tfdp_rec.refused import refuse_below
 
 
 def token_mask(tokens: Any) -> Any:

@@ -1,0 +1,1 @@
+"""What one ε rests on: four rooms, read from the ground up."""

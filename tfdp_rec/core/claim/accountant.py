@@ -1,0 +1,471 @@
+"""(ε, δ) of a training, from its mechanism's event, its sampling, and the number of its steps.
+
+An optimizer's `dp_event()` is the effect of one step on its batch; the sampling scheme turns it into the cost for a
+unit (`tfdp_rec.core.claim.schemes`); dp_accounting composes. Two accountants:
+
+- **pld** convolves privacy loss distributions numerically. Its ε is an upper bound, tight up to the width of its grid.
+- **rdp** adds Rényi divergences D_α(P‖Q) = 1/(α-1) log E_Q[(P/Q)^α] over the steps and converts at the end,
+  ε = min_α D_α + log(1/δ)/(α-1) + ... . Its ε is a little larger than pld's, and very fast.
+
+The entries (`entries.py`) that are priced are those of the models that are followed, or, with a ledger, those of the
+ledger alone.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+from typing import Any
+
+import dp_accounting
+from dp_accounting import DpEvent
+
+from tfdp_rec.core.claim import events, payments
+from tfdp_rec.core.claim.composition import (
+    check_supported,
+    checked_count,
+    checked_epsilon,
+    epsilon_of,
+    most_steps,
+    searches,
+)
+from tfdp_rec.core.claim.entries import Changes, Entries, Entry, Use, new_id
+from tfdp_rec.core.claim.events import PlannedDpEvent
+from tfdp_rec.core.claim.filters import PrivacyFilter
+from tfdp_rec.core.claim.ledger import Ledger, Mark
+from tfdp_rec.core.claim.payments import Payments
+from tfdp_rec.core.claim.schemes import Sampling
+from tfdp_rec.core.claim.statement import Statement, statement
+from tfdp_rec.core.ground.files import Path
+
+
+class Unaccounted(ValueError):
+    """The data were used in a way that an accountant cannot account for, so that it gives no ε."""
+
+
+class Accountant:
+    """The cost of a private training: of the steps of the models that it follows, and of other uses of the data.
+
+    - ε is dp_accounting's for the same event.
+    - A mechanism without a guarantee gives ε = ∞, and so does one without noise.
+    - ε never falls as steps are made.
+    - Steps on batches that no sampling drew, with a seed, or with test noise make ε infinite. Those that a model's
+      history does not describe make it raise `Unaccounted`.
+    - A copy by `copy.deepcopy` is the accountant itself, so that copied callbacks share it.
+
+    Args:
+        event: Event of one step on its batch: `model.optimizer.dp_event()`.
+        sampling: Sampling scheme: the object whose `batches` the model is trained on.
+        delta: Probability δ, at most 1 / sampling.num_units.
+        accountant: "pld" or "rdp".
+        allow_large_delta: Whether to accept δ above 1 / num_units, which a mechanism that publishes one unit's data
+            whole would still meet.
+        ledger: File, or `Ledger`, in which everything is paid for before it is done (docs/ledger.md). All that it holds
+            already counts, and the models' histories are checked against it.
+
+    Raises:
+        TypeError: `sampling` is no sampling scheme, or `event` is no event.
+        ValueError: δ or the accountant is out of range, or the accountant cannot account for the event.
+
+    Example:
+        >>> from tfdp_rec.privacy import PoissonSampling
+        >>> sampling = PoissonSampling(num_units=110_794, expected_batch_size=1024, unit="user")
+        >>> accountant = Accountant(dp_accounting.GaussianDpEvent(1.0), sampling, delta=1e-6, accountant="rdp")
+        >>> round(accountant.epsilon(steps=2000), 3)
+        2.993
+        >>> accountant.max_steps(target_epsilon=3.0)
+        2010
+    """
+
+    def __init__(
+        self, event: DpEvent, sampling: Sampling, delta: float, accountant: str = "pld",
+        allow_large_delta: bool = False, ledger: Path | Ledger | None = None,
+    ):
+        if not isinstance(sampling, Sampling):
+            raise TypeError(
+                f"sampling must be a scheme such as tfdp_rec.data.PoissonSampling, got {sampling!r}: how "
+                "units come into batches decides what a step costs."
+            )
+        if accountant not in ("pld", "rdp"):
+            raise ValueError(f'accountant must be "pld" or "rdp", got {accountant!r}.')
+        self.sampling = sampling
+        self.delta = _checked_delta(delta, sampling.num_units, allow_large_delta)
+        self.accountant = accountant
+        self.event = event
+        self._recorded, self._followed = Entries(), list[Any]()
+        self._paid_ahead: tuple[str, DpEvent] | None = None  # id and event of steps that are paid for, and not all made
+        self._epsilons: dict[str, float] = {}
+        self.payments: Payments | None = None
+        self._check(event)
+        if ledger is not None:
+            payments.refuse_unpayable(event, sampling)
+            self.payments = Payments(ledger, sampling)
+            try:
+                self._check(event)
+            except ValueError:
+                if self.payments.owns:
+                    self.payments.ledger.close()
+                raise
+
+    def __deepcopy__(self, memo: Any) -> Accountant:
+        return self  # what copied callbacks spend is spent here
+
+    # What is counted.
+
+    def set_event(self, event: DpEvent) -> None:
+        """Sets the event of the steps to come, for forecasts and payments."""
+        if event != self.event:
+            self._check(event)
+            self.event = event
+            Changes.made += 1
+
+    def follow(self, model: Any) -> None:
+        """Accounts for all steps of a private `model`, or of an optimizer, those made and those to come.
+
+        `PrivacyBudget` and `PrivatePlan` call this. A model without a privacy history is refused.
+        """
+        found = getattr(model, "privacy_history", None) or getattr(
+            getattr(model, "optimizer", None), "privacy_history", None
+        )
+        if found is None:
+            raise TypeError(
+                f"{type(model).__name__} has no privacy history: follow a model that was compiled with a mechanism of "
+                "tfdp_rec."
+            )
+        if found not in self._followed:
+            self._followed.append(found)
+            found.followed = True
+
+    @property
+    def meters(self) -> list[Any]:
+        """The meters of the models that are followed."""
+        return [meter.root for meter in self._followed]
+
+    @property
+    def carried(self) -> Entries:
+        """All entries that were recorded here or that the followed models carry; under a ledger these are receipts."""
+        found = Entries()
+        for entries in (self._recorded, *(meter.snapshot() for meter in self.meters)):
+            found.merge(entries)
+        return found
+
+    @property
+    def steps(self) -> int:
+        """Number of steps begun so far under this sampling."""
+        return sum(entry.steps for entry in self._own())
+
+    @property
+    def lost(self) -> int:
+        """Number of steps that are paid for and that no followed model has, such as those that a crash took."""
+        mine = self.sampling.get_state()
+        return self.steps - sum(e.steps for e in self.carried if not e.label and e.sampling == mine)
+
+    @property
+    def void(self) -> str:
+        """Reason why there is no guarantee, such as sampling or noise that can be repeated; empty if there is one."""
+        return " and ".join(dict.fromkeys(entry.void for entry in self.carried if entry.void))
+
+    def _own(self) -> list[Entry]:
+        """Entries of steps under this sampling, in order; under a ledger the paid ones, less the steps still ahead."""
+        mine = self.sampling.get_state()
+        if self.payments is None:
+            return [entry for entry in self.carried if not entry.label and entry.sampling == mine]
+        ahead = {self._paid_ahead[0]: self.ahead} if self._paid_ahead else {}
+        own = [(entry, ahead.get(id, 0)) for id, entry in self.payments.entries().items() if entry.sampling == mine]
+        return [dataclasses.replace(e, steps=e.steps - left) for e, left in own if e.steps > left]
+
+    @property
+    def limit(self) -> PrivacyFilter | None:
+        """The ledger's privacy filter, if it has one: the claim is then its budget, however much of it is used."""
+        return self.payments.ledger.limit if self.payments else None
+
+    @property
+    def spent_besides(self) -> list[tuple[DpEvent, str]]:
+        """(event, label) of every expense but the steps under this sampling."""
+        if self.payments is not None:
+            return self.payments.others()
+        carried = self.carried
+        return [*carried.uses, *self._of_other_samplings(carried)]
+
+    def _of_other_samplings(self, carried: Entries) -> list[tuple[DpEvent, str]]:
+        mine, runs = self.sampling.get_state(), dict[str, list[Entry]]()
+        found = []
+        for entry in carried:
+            if not entry.label and entry.sampling != mine:
+                runs.setdefault(json.dumps(entry.sampling), []).append(entry)
+        for state, entries in runs.items():
+            steps = sum(entry.steps for entry in entries)
+            if (told := json.loads(state)) is None:
+                found.append((dp_accounting.NonPrivateDpEvent(), f"{steps} steps on batches that no sampling drew"))
+                continue
+            sampling = Sampling.from_state(told)
+            event = sampling.compose_history([(entry.event, entry.steps) for entry in entries])
+            found.append((event, f"{steps} steps under another sampling ({sampling.describe()})"))
+        return found
+
+    def refuse(self) -> None:
+        """Raises `Unaccounted` if steps were for another unit, not paid for, or without a record."""
+        carried = self.carried
+        self._refuse_other_units(carried)
+        unpaid = self.payments.unpaid(carried) if self.payments else {}
+        if self.payments and unpaid:
+            uses = dict.fromkeys(f"'{entry.label}'" for id, entry in carried.items() if id in unpaid and entry.label)
+            made = f"{sum(unpaid.values())} steps" + (f" or uses ({', '.join(uses)})" if uses else "")
+            raise Unaccounted(
+                f"{made} were made that {self.payments.ledger.path} has not paid for: the file was deleted, "
+                "restored from an older backup, or begun after these steps, or another model made them. Restore the "
+                "newest file; or begin the ledger before the first step of a new model."
+            )
+        missing = sum(meter.undescribed for meter in set(self.meters))
+        if missing:
+            raise Unaccounted(
+                f"The optimizer has made {missing} steps that its privacy history does not describe: weights or "
+                "counters were restored without it. Restore with load_model, load_weights or TrainingCheckpoint."
+            )
+
+    def _refuse_other_units(self, carried: Entries) -> None:
+        # A user may have many rows: what a step costs for one row does not tell what it costs for a user.
+        units = {entry.sampling.get("unit") for entry in carried if entry.sampling and not entry.label}
+        for unit in units - {self.sampling.unit}:
+            raise Unaccounted(
+                f"Steps were made for another unit, one {unit}, and this accountant counts for one "
+                f"{self.sampling.unit}: what a step costs for the one does not tell what it costs for the other. Train "
+                "a model anew with samplings of one unit."
+            )
+
+    # Its cost.
+
+    def runs(self, steps: int | None = None) -> list[tuple[DpEvent, int]]:
+        """(event, steps) pairs of the first `steps` steps: those made, then more of the present event."""
+        own = self._own()
+        left = sum(entry.steps for entry in own) if steps is None else checked_count("steps", steps)
+        runs: list[tuple[DpEvent, int]] = []
+        present = self.event if self.payments is None else payments.without_parts(self.event)
+        for event, count in [*((entry.event, entry.steps) for entry in own), (present, left)]:
+            taken = min(count, left)
+            left -= taken
+            if taken and runs and runs[-1][0] == event:
+                runs[-1] = (event, runs[-1][1] + taken)
+            elif taken:
+                runs.append((event, taken))
+        return runs
+
+    def ledger(self, steps: int | None = None) -> DpEvent:
+        """All uses of the data as one dp_accounting event, after a number of steps as in `epsilon`."""
+        self.refuse()
+        runs = self.runs(steps)
+        trained = [self.sampling.compose_history(runs)] if runs else []
+        return dp_accounting.ComposedDpEvent([event for event, _ in self.spent_besides] + trained)
+
+    def epsilon(self, steps: int | None = None) -> float:
+        """ε at δ after `steps` steps in all, by default those made.
+
+        Fewer steps look back, more are forecast with the present event. Under a filter ε is the budget's, or infinite
+        for more steps than fit. `Unaccounted` is raised as by `refuse`.
+        """
+        return self._epsilon(steps, self.accountant)
+
+    def max_steps(self, target_epsilon: float) -> int:
+        """The largest number of steps in all, those made included, that keeps ε at most `target_epsilon`.
+
+        It is at most 10^9, and the number of steps made if these cost more already.
+        """
+        checked_epsilon(target_epsilon)
+        if self.void or not events.is_private(self.event) or self.epsilon() > target_epsilon:
+            return self.steps
+        most = self.steps
+        # A quick search first; a closer one begins at its answer, unless that is too much by the closer price.
+        for accountant, coarser in searches(self.ledger(self.steps + 1), self.accountant):
+            epsilon = functools.partial(self._epsilon, accountant=accountant, coarser=coarser)
+            most = most_steps(epsilon, target_epsilon, most if epsilon(most) <= target_epsilon else self.steps)
+        return most
+
+    def spend(self, event: DpEvent, label: str, id: str = "") -> None:
+        """Counts one other use of the units' data, such as a count of popularity.
+
+        Args:
+            event: Event of the whole use, without sampling.
+            label: Name of the use in the statement.
+            id: Id of the use, under which it is counted, and paid for, once; by default a new one.
+
+        Example:
+            >>> from tfdp_rec.privacy import PoissonSampling
+            >>> accountant = Accountant(dp_accounting.GaussianDpEvent(1.0), PoissonSampling(1000, 10), delta=1e-4)
+            >>> accountant.spend(dp_accounting.GaussianDpEvent(20.0), "popularity counts")
+            >>> 0 < accountant.epsilon() < 0.2
+            True
+        """
+        events.to_json(event)
+        check_supported(event, self.accountant)
+        use = Use(event, label, id)
+        self.carried.add(use.entry, use.id)  # raises for the id of another expense, before anything is paid
+        if self.payments is not None and not self.payments.has_paid(use):
+            self.payments.pay_once(use)
+        self._recorded.add(use.entry, use.id)
+        Changes.made += 1
+
+    def has_spent(self, use: Use) -> bool:
+        """Whether a use is counted."""
+        return self.payments.has_paid(use) if self.payments else bool(self.carried.steps_of(use.id))
+
+    # Paying in the ledger.
+
+    def pay_ahead(
+        self, steps: int, most: int, optimizer: Any, sampling: str | None, block: float = payments.BLOCK
+    ) -> int:
+        """Pays for `steps` next steps, at most `most`, by `optimizer` on batches of `sampling`; returns how many.
+
+        They are paid for in blocks of at most `block` steps, which a crash would lose, unless `steps` are more.
+        """
+        if self.payments is None:
+            return most
+        planned, ahead = isinstance(self.event, PlannedDpEvent), self.ahead_for(optimizer, sampling)
+        # Payments are durable, so they are made in blocks: one sync of the disk for many steps.
+        if ahead < steps:
+            known = self.payments.refuse_superseded(optimizer.training_id, stands := optimizer.state_id)
+            if stands and not known:  # it was resumed without this ledger: no copy of it goes on from now on
+                self.note_checkpoint(optimizer, state := new_id())
+                optimizer.state_id = state
+            if planned or not self._pays_for(optimizer, sampling):
+                self.give_back_unused()  # planned steps are paid for as a whole, and others under an id of their own
+                ahead = 0
+            wanted = max(steps, most if planned else int(min(payments.BLOCK, block, most)))
+            id = self.payments.pay_steps(self.event, wanted - ahead, self._paid_ahead[0] if self._paid_ahead else "")
+            self._paid_ahead, ahead = (id, self.event), wanted
+            optimizer.privacy_history.use_id(optimizer, sampling, id)
+        return min(most, ahead)
+
+    def _pays_for(self, optimizer: Any, sampling: str | None) -> bool:
+        # Whether what is paid ahead is for the next steps of an optimizer, at the present event.
+        return self._paid_ahead == (optimizer.privacy_history.id_in_use(optimizer, sampling), self.event)
+
+    @property
+    def ahead(self) -> int:
+        """Number of steps that are paid for and not made yet."""
+        if self.payments is None or self._paid_ahead is None:
+            return 0
+        id, _ = self._paid_ahead
+        return max(0, self.payments.steps_of(id) - self.carried.steps_of(id))
+
+    def ahead_for(self, optimizer: Any, sampling: str | None) -> int:
+        """Number of steps that are paid for and not made yet, of the present event; arguments as for `pay_ahead`."""
+        return self.ahead if self._pays_for(optimizer, sampling) else 0
+
+    def give_back_unused(self) -> None:
+        """Gives back the steps that were paid for in the ledger and will not be made."""
+        if self.payments is not None and self._paid_ahead is not None:
+            if left := self.ahead:
+                for meter in self.meters:  # also within a fit: no step that is not paid for
+                    meter.stop()
+                self.payments.give_back(self._paid_ahead[0], left)
+            self._paid_ahead = None
+            Changes.made += 1
+
+    def note_checkpoint(self, optimizer: Any, state: str, done: bool = True) -> None:
+        """Notes that an optimizer's training is kept, or is about to be, in a state of an id."""
+        if self.payments is not None:
+            training = optimizer.training_id, optimizer.state_id
+            self.payments.note_checkpoint(optimizer.dp_event(), self.carried, *training, state, done)
+
+    def refuse_superseded(self, training: str, state: str) -> None:
+        """Raises for a training whose ledger has heard of another state since the one of an id."""
+        if self.payments is not None:
+            self.payments.refuse_superseded(training, state)
+
+    def close(self) -> None:
+        """Gives back unused payments and releases the ledger for other processes; ε and statement stay available."""
+        self.give_back_unused()
+        if self.payments is not None:
+            self.payments.ledger.close()
+
+    # Its statement and state.
+
+    def statement(self, steps: int | None = None) -> Statement:
+        """The guarantee in words, after `steps` steps; by default those made.
+
+        Raises `BrokenLedger` if the ledger was removed or replaced while it was open.
+        """
+        ledger = self.payments.words() if self.payments else ""  # before all else: it may be gone
+        after = self.steps if steps is None else steps
+        return statement(
+            sampling=self.sampling, epsilon=self.epsilon(after), delta=self.delta, whole=self.ledger(after),
+            runs=self.runs(after), besides=self.spent_besides, ordinary=self.carried.ordinary, void=self.void,
+            made=self.steps > 0, ledger=ledger, limit=self.limit,
+            accountant=self.accountant,
+        )  # fmt: skip
+
+    def get_state(self) -> dict[str, Any]:
+        """Everything that is counted, as JSON-able dicts, for a checkpoint."""
+        return {
+            "mark": None if self.payments is None else dataclasses.asdict(self.payments.ledger.mark),
+            "delta": self.delta,
+            "event": events.to_json(self.event),
+            "history": self.carried.dumps(),
+            "sampling": self.sampling.get_state(),
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Adds what an earlier run counted: `state` is the result of its `get_state`.
+
+        Raises:
+            ValueError: The state is no accountant's, or is of another δ; without a ledger, it is of another sampling or
+                was counted in a ledger; or the ledger lacks lines that it had when the state was made.
+        """
+        missing = {"delta", "event", "history", "sampling"} - set(state)
+        if missing:
+            raise ValueError(f"This is not the state of an Accountant: it lacks {', '.join(sorted(missing))}.")
+        if state["delta"] != self.delta:
+            raise ValueError(f"This state was counted for δ = {state['delta']}, not {self.delta}.")
+        event, history = events.from_json(state["event"]), Entries.loads(state["history"])
+        if self.payments is None:
+            self.sampling.set_state(state["sampling"])
+            if state.get("mark"):  # the ledger may hold more than the state
+                raise ValueError(
+                    "This state was counted in a ledger, which may hold more than the state: give the accountant the "
+                    "same one, ledger=."
+                )
+        elif state.get("mark"):  # a ledger prices each step by its own sampling: with one, the data may have grown
+            self.payments.ledger.refuse_without(Mark(**state["mark"]))
+        self._recorded.merge(history)
+        if history.steps:
+            self.event = event
+        Changes.made += 1
+
+    def _epsilon(self, steps: int | None, accountant: str, coarser: float = 1.0) -> float:
+        ledger = self.ledger(steps)
+        if self.void:
+            return math.inf
+        if self.limit is not None:
+            return self.limit.claim(self.delta) if self.limit.admits(ledger) else math.inf
+        key = f"{accountant} {coarser} {self.delta} {json.dumps(events.to_json(ledger))}"
+        if key not in self._epsilons:
+            self._epsilons[key] = epsilon_of(ledger, self.delta, accountant, coarser)
+        return self._epsilons[key]
+
+    def _check(self, event: DpEvent) -> None:
+        if not isinstance(event, DpEvent):
+            raise TypeError(f"event must be a dp_accounting.DpEvent, such as optimizer.dp_event(); got {event!r}.")
+        events.to_json(event)
+        step = self.sampling.compose_history([(event, 1)])
+        check_supported(step, self.accountant)
+        if self.limit is not None:
+            self.limit.refuse_unpriced(step)
+            if self.delta < self.limit.delta:
+                raise ValueError(
+                    f"The ledger is {self.limit}: it claims nothing at delta = {self.delta:g}. Use delta="
+                    f"{self.limit.delta:g}."
+                )
+
+
+def _checked_delta(delta: float, num_units: int, allow_large: bool) -> float:
+    if not 0 < delta < 1:
+        raise ValueError(f"delta must be between 0 and 1, got {delta!r}.")
+    if delta > 1 / num_units and not allow_large:
+        raise ValueError(
+            f"delta = {delta:g} is above 1 / num_units = {1 / num_units:.3g}: a mechanism that publishes one "
+            "unit's data whole would still meet it. Choose a smaller delta, or pass allow_large_delta=True."
+        )
+    return float(delta)
+

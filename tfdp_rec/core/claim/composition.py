@@ -1,0 +1,229 @@
+"""ε at δ of one event, however it is composed: by dp_accounting, or by `profiles.py` for events of this package.
+
+    rdp    D_α(composition) = Σ_i count_i D_α(part_i),    ε = min_α D_α + log(1/δ)/(α - 1) + …
+    pld    the loss of the composition is the sum of the losses of its parts: one transform for many steps
+
+The curve of one step takes a tenth of a second to two seconds; composing takes little. Curves are cached, so that a
+search for the last step that fits, or ε after every epoch, computes one.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import math
+from collections.abc import Callable
+
+import dp_accounting
+import numpy as np
+from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting.pld import privacy_loss_distribution
+from dp_accounting.rdp import RdpAccountant, compute_epsilon
+from numpy.typing import NDArray
+
+from tfdp_rec.core.claim import events, profiles
+from tfdp_rec.core.claim.events import PaddedDpEvent, PureDpEvent
+from tfdp_rec.core.claim.profiles import Distribution
+
+_PLD_GRID = 1e-4  # dp_accounting's default width
+_COARSE = 16.0  # factor on the grid during a search
+_PLD_FINE_UP_TO = 50.0  # above this ε the grid widens in proportion, which bounds the memory
+_ROUNDING = 1e-11  # dp_accounting computes log A(α) to 6e-12 at worst, of any sign; under huge noise that exceeds it
+_PLD_UP_TO = 1000.0  # above this ε the guarantee says little, and rdp's bound is returned
+_MOST_STEPS, _MOST_EPSILON = 10**9, 1e5
+
+
+def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: float = 1.0) -> float:
+    """ε at δ of one (composed) event.
+
+    Infinite if a part has no guarantee, or if the failures of the event (`FailingDpEvent`) take up all of δ.
+
+    Args:
+        event: Everything that was done with the data.
+        delta: Probability δ.
+        accountant: "pld" or "rdp".
+        coarser: Factor on the width of pld's grid; rdp takes whole orders alone above 1. A quicker, looser upper bound.
+
+    Raises:
+        ValueError: The event is unknown, the accountant cannot account for it, or δ is no probability below 1.
+
+    Example:
+        >>> epsilon_of(dp_accounting.NonPrivateDpEvent(), delta=1e-6)
+        inf
+    """
+    check_delta(delta)
+    events.to_json(event)
+    event, failing = events.without_failures(event)
+    delta -= failing
+    if not events.is_private(event) or (failing and delta <= 0):
+        return math.inf
+    event = events.as_priced(event)
+    if events.is_release(event):
+        return profiles.composed_epsilon(profiles.releases_of(event), delta)
+    check_supported(event, accountant)
+    if accountant == "rdp":
+        return _by_rdp(event, delta, whole_orders() if coarser > 1 else orders())
+    by_rdp = 0.0
+    if quickest(event, accountant) == "rdp":  # at most a little above pld's: it chooses the grid
+        by_rdp = _by_rdp(event, delta, whole_orders())
+        by_rdp = by_rdp if by_rdp <= _PLD_FINE_UP_TO else _by_rdp(event, delta, orders())
+    if by_rdp > _PLD_UP_TO:
+        return by_rdp
+    # Gaussians that are not sampled are one: `_losses_of`.
+    convolved = sum(1 if isinstance(part, GaussianDpEvent) else count for part, count in events.parts_of(event))
+    certain = profiles.certain_delta(delta, convolved)
+    if certain <= 0.0:  # pld cannot tell so small a δ from 0
+        return _by_rdp(event, delta, orders()) if quickest(event, accountant) == "rdp" else math.inf
+    grid = _PLD_GRID * coarser * max(1.0, by_rdp / _PLD_FINE_UP_TO)
+    return _by_pld(event, certain, grid)
+
+
+def _by_rdp(event: DpEvent, delta: float, at: tuple[float, ...]) -> float:
+    return float(compute_epsilon(at, divergences(event, at), delta)[0])
+
+
+@functools.cache
+def orders() -> tuple[float, ...]:
+    """dp_accounting's orders of Rényi divergences."""
+    return tuple(map(float, RdpAccountant().orders))
+
+
+@functools.cache
+def whole_orders() -> tuple[float, ...]:
+    """Some of `orders`, at which the divergence of a sampled Gaussian is a short sum, and no series."""
+    return tuple(order for order in orders() if order.is_integer() and (order < 8 or order % 4 == 0))
+
+
+def divergences(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    """Rényi divergences of an event at some orders, rounded up; infinite where none is known."""
+    parts = [count * _divergences(json.dumps(events.to_json(part)), orders) for part, count in events.parts_of(event)]
+    return sum(parts, np.zeros(len(orders)))
+
+
+def _by_pld(event: DpEvent, delta: float, grid: float) -> float:
+    losses = [_losses_of(part, count, grid) for part, count in events.parts_of(event)]
+    known = [loss for loss in losses if loss is not None]
+    if len(known) < len(losses) or not losses:
+        return float(_fresh("pld", grid).compose(event).get_epsilon(delta))
+    composed = functools.reduce(lambda left, right: left.compose(right), known)
+    return float(composed.get_epsilon_for_delta(delta))
+
+
+def _losses_of(part: DpEvent, count: int, grid: float) -> Distribution | None:
+    """Losses of `count` times a Gaussian part, as dp_accounting composes them; None for other parts."""
+    if isinstance(part, GaussianDpEvent):
+        # k Gaussians of multiplier σ are one of multiplier σ/√k.
+        return _gaussian_losses(part.noise_multiplier / math.sqrt(count), 1.0, grid)
+    if isinstance(part, PoissonSampledDpEvent) and isinstance(part.event, GaussianDpEvent):
+        return _gaussian_losses(part.event.noise_multiplier, part.sampling_probability, grid).self_compose(count)
+    return None
+
+
+@functools.lru_cache(maxsize=128)
+def _divergences(part: str, orders: tuple[float, ...]) -> NDArray[np.float64]:
+    """Rényi divergences of one event at some orders, rounded up; infinite where none is known or a series diverges."""
+    event, alpha = events.as_priced(events.from_json(json.loads(part))), np.array(orders)
+    absl = logging.getLogger("absl")
+    absl.addFilter(_without_series)
+    try:
+        if isinstance(event, PureDpEvent) and events.is_private(event):
+            found = profiles.pure_divergences(event.epsilon, alpha)
+        elif isinstance(event, PaddedDpEvent):
+            found = profiles.padded_divergences(event.padding, divergences(event.event, orders), alpha)
+        elif events.is_private(event) and RdpAccountant().supports(event):
+            found = RdpAccountant(list(orders)).compose(event).rdp
+        else:
+            found = np.full(len(orders), np.inf)
+        found = np.where(np.isnan(found), np.inf, found)  # every comparison with NaN is false
+        return np.maximum(found, 0.0) + _ROUNDING / np.minimum(alpha - 1.0, 1.0)  # log A(α) / (α - 1)
+    finally:
+        absl.removeFilter(_without_series)
+
+
+def _without_series(record: logging.LogRecord) -> bool:
+    """Keeps out the messages about orders without a finite series: the other orders give a valid bound."""
+    return "failed to converge" not in record.getMessage()
+
+
+@functools.lru_cache(maxsize=64)  # up to some megabytes each; a ledger of thirty days asks for one a day
+def _gaussian_losses(noise: float, probability: float, grid: float) -> Distribution:
+    return privacy_loss_distribution.from_gaussian_mechanism(
+        noise, value_discretization_interval=grid, sampling_prob=probability
+    )
+
+
+def searches(event: DpEvent, accountant: str) -> list[tuple[str, float]]:
+    """(accountant, coarser) of successive searches for a number that depends on ε; each starts from the last result."""
+    if quickest(event, accountant) == accountant:
+        return [(accountant, 1.0)]
+    return [("rdp", _COARSE), (accountant, _COARSE), (accountant, 1.0)]
+
+
+def most_steps(epsilon: Callable[[int], float], target: float, start: int) -> int:
+    """The largest number of steps, from `start` to 10^9, whose `epsilon` is at most `target`; `start` must fit."""
+    # Doubling finds an interval, then the secant halves it at least: each price may take seconds.
+    low, high = start, start + 1
+    while epsilon(high) <= target:
+        low, high = high, high + max(1, (high - start) // 2, high // 16)
+        if high > _MOST_STEPS:
+            return _MOST_STEPS
+    while high - low > 1:
+        below, above = epsilon(low) - target, min(epsilon(high) - target, 1e9)
+        guess = low + round((high - low) * -below / (above - below))
+        width = max(1, (high - low) // 8)  # stay off the ends, so that the interval always shrinks
+        middle = min(max(guess, low + width), high - width)
+        low, high = (middle, high) if epsilon(middle) <= target else (low, middle)
+    return low
+
+
+def quickest(event: DpEvent, accountant: str) -> str:
+    """"rdp" if it can account for the event, and so bound pld's answer; else the accountant itself."""
+    return "rdp" if _fresh("rdp").supports(_whole(event)) else accountant
+
+
+def _whole(event: DpEvent) -> DpEvent:
+    return events.as_priced(events.without_failures(event)[0])
+
+
+def check_supported(event: DpEvent, accountant: str) -> None:
+    """Raises for an event that an accountant cannot account for."""
+    if events.planned_in(event):
+        raise ValueError(
+            "Correlated noise is planned for a whole training on data in one order, and has no guarantee on batches "
+            "that are drawn at random: account for it with tfdp_rec.privacy.FixedOrder or BoundedStream, and train on "
+            "batches of that."
+        )
+    if events.is_private(event) and not _fresh(accountant).supports(_whole(event)):
+        raise ValueError(
+            f"The {accountant} accountant cannot account for {events.in_words(event)}; try "
+            f'accountant="{"rdp" if accountant == "pld" else "pld"}".'
+        )
+
+
+def _fresh(accountant: str, grid: float = _PLD_GRID) -> dp_accounting.PrivacyAccountant:
+    # Both price ADD_OR_REMOVE_ONE, their default. For a sampled step that is the mixture which zero-out neighbours give
+    # (`core/claim/schemes.py`), and without sampling the two relations cost the same.
+    if accountant == "rdp":
+        return dp_accounting.rdp.RdpAccountant()
+    return dp_accounting.pld.PLDAccountant(value_discretization_interval=grid)
+
+
+def check_delta(delta: float) -> None:
+    """Raises for a δ that is no probability below 1."""
+    if not 0 <= delta < 1:
+        raise ValueError(f"delta must be at least 0 and below 1, got {delta!r}.")
+
+
+def checked_epsilon(target_epsilon: float) -> None:
+    """Raises for a budget that is not positive, or so large that it promises nothing and overflows."""
+    if not 0 < target_epsilon <= _MOST_EPSILON:
+        words = "at most 100,000" if _MOST_EPSILON < target_epsilon < math.inf else "positive and finite"
+        raise ValueError(f"target_epsilon must be {words}, got {target_epsilon!r}.")
+
+
+def checked_count(name: str, value: int) -> int:
+    """A number of steps, at least 0."""
+    if int(value) != value or value < 0:
+        raise ValueError(f"{name} must be a whole number, at least 0, got {value!r}.")
+    return int(value)

@@ -1,0 +1,244 @@
+"""Payments for training steps in a ledger: in blocks, before the steps are made.
+
+A block and the model's entry for its steps have the same id, so that the entry is a receipt. Steps of a block that will
+not be made are given back; after a crash the whole block stays spent.
+
+Planned noise is paid for as a whole, before its first step; the payments for its further steps cost nothing.
+
+A training that is kept in checkpoints has an id, and so has each state of it that is kept: both stand in the checkpoint
+and in notes of the ledger.
+
+    note "about to be kept"  ->  the file is there, whole  ->  note "kept"  ->  something is released
+
+Pending noise, and noise that takes back what it added, is drawn for every state anew: two that go on from one state
+release other noise for the same gradients. So a training goes on from the state that was kept last, or from one that
+was about to be since then; steps are paid for, checkpoints written and weights released from no other.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import dp_accounting
+from dp_accounting import DpEvent, SelfComposedDpEvent
+
+from tfdp_rec.core.claim import events
+from tfdp_rec.core.claim.entries import Entries, Entry, Use, id_of_use, new_id
+from tfdp_rec.core.claim.events import PlannedDpEvent
+from tfdp_rec.core.claim.ledger import BrokenLedger, Ledger, Paid, Snapshot
+from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
+from tfdp_rec.core.ground.files import Path
+
+BLOCK = 100  # steps paid for by one sync of the disk, and the most that a crash costs
+_KEPT = "state kept"  # label of a note: a checkpoint holds a training as it stands
+_KEEPING = "state about to be kept"  # label of a note: such a checkpoint is about to be there
+_FROM = "from"  # setting of a payment: the step of the plan that it begins with
+_SETTINGS = {"step", "sampling", _FROM}  # of a payment for steps; a line with others is an expense of its own
+_NOTHING = dp_accounting.NoOpDpEvent()
+
+Line = tuple[Paid, Entry | None]  # a payment, and the steps that it is for, if it is for steps
+
+
+def refuse_unpayable(event: DpEvent, sampling: Sampling) -> None:
+    """Raises for steps that are neither priced one by one nor planned."""
+    if not isinstance(event, PlannedDpEvent) and not isinstance(sampling, PoissonSampling):
+        raise ValueError(
+            f"{type(sampling).__name__} has no price for a single step, which an accountant's ledger needs: use "
+            "PoissonSampling, or planned noise (LazyDPFTRL) in a FixedOrder, or pay for whole epochs by hand: "
+            "ledger.pay(event, attempts=epochs)."
+        )
+
+
+class Payments:
+    """The payments for the steps of one sampling, and the rest of their ledger."""
+
+    def __init__(self, ledger: Path | Ledger, sampling: Sampling):
+        self.owns = not isinstance(ledger, Ledger)
+        if not isinstance(ledger, Ledger):
+            data = Snapshot(sampling.num_units, sampling.unit)
+            ledger = Ledger(ledger, sampling.unit, data, sampling.adjacency)
+        if (ledger.unit, ledger.adjacency) != (sampling.unit, sampling.adjacency):
+            raise BrokenLedger(
+                f"{ledger.path} counts for one {ledger.unit} ({ledger.adjacency}), and the sampling for one "
+                f"{sampling.unit} ({sampling.adjacency}): open a ledger for the sampling's unit."
+            )
+        self.ledger, self._sampling = ledger, sampling
+        self._read = 0, list[Line]()
+
+    # Paying.
+
+    def pay_once(self, use: Use) -> None:
+        """Pays for one use of the data that is no training step."""
+        self.ledger.pay(use[0], label=use[1], settings={"sampling": None}, id=use.id)
+
+    def has_paid(self, use: Use) -> bool:
+        """Whether a use was paid for, under its id or by hand under its own label."""
+        return not self.unpaid(Entries.of(use))
+
+    def pay_steps(self, event: DpEvent, steps: int, id: str = "") -> str:
+        """Pays for steps on this sampling's batches; returns the id of their entry."""
+        refuse_unpayable(event, self._sampling)
+        id = id or new_id()
+        settings: dict[str, Any] = {"step": events.to_json(event), "sampling": self._sampling.get_state()}
+        if isinstance(event, PlannedDpEvent):
+            before = [(paid, entry) for paid, entry in self._lines() if entry and _plan(entry) == event.plan]
+            if any(entry.event.event != event.event for _, entry in before):
+                raise ValueError("A plan of noise has one noise multiplier, which was paid for at its first step.")
+            price = _NOTHING if before else event.event
+            first = event.start + sum(paid.steps for paid, entry in before if _part(entry) == event.part)
+            self.ledger.pay(price, 1, "training", {**settings, _FROM: first}, steps, id=id)
+        else:
+            step = self._sampling.compose_history([(event, 1)])
+            assert isinstance(step, SelfComposedDpEvent)
+            self.ledger.pay(step.event, steps, "training", settings, steps, id=id)
+        return id
+
+    def give_back(self, id: str, steps: int) -> None:
+        """Gives back steps of an entry that this process paid for and will not make."""
+        # The latest payments first: their steps are the last to be made.
+        for paid in reversed([paid for paid in self.ledger.paid if paid.id == id]):
+            left = min(steps, paid.steps)
+            if left:
+                entry = _steps_of(paid)
+                planned = entry is not None and isinstance(entry.event, PlannedDpEvent)
+                unbegun = left == self.ledger.lines[paid.number]["steps"] and not self._continued(paid, entry)
+                attempts = int(unbegun) if planned else left  # a plan that was begun costs as a whole
+                self.ledger.give_back(paid.number, attempts, left)
+                steps -= left
+
+    def _continued(self, paid: Paid, entry: Entry | None) -> bool:
+        # Whether a later payment of the same plan may have cost nothing because of this one.
+        later = [each for each in self.ledger.paid if each.number > paid.number]
+        return any(_plan(steps) == _plan(entry) for steps in map(_steps_of, later) if steps and entry)
+
+    def note_checkpoint(
+        self, event: DpEvent, carried: Entries, training: str, stands: str, state: str, done: bool = True
+    ) -> None:
+        """Notes that a training is kept in a `state` that follows the one it `stands` at, or is about to be."""
+        self.refuse_superseded(training, stands)
+        note: dict[str, Any] = {"training": training, "state": state}
+        if isinstance(event, PlannedDpEvent):
+            made = sum(entry.steps for entry in carried if _part(entry) == event.part)
+            note |= {"plan": event.plan, "step": event.start + made}
+        self.ledger.note(_KEPT if done else _KEEPING, note)
+
+    def refuse_superseded(self, training: str, stands: str) -> bool:
+        """Raises unless a training stands at its newest state; whether a state of it was kept."""
+        # The newest is what was kept last, or was about to be since then.
+        states = set[str]()
+        for line in reversed(self.ledger.lines):
+            if line["kind"] == "note" and line["label"] in (_KEPT, _KEEPING):
+                if line["settings"]["training"] == training:
+                    states.add(line["settings"]["state"])
+                    if line["label"] == _KEPT:
+                        break
+        else:  # none was released
+            return False
+        if stands not in states:
+            raise RuntimeError(
+                "Another run has gone on from the checkpoint that this training stands at, and what leaves here would "
+                "hold other noise for the same steps: resume from the newest checkpoint of all, or begin anew."
+            )
+        return True
+
+    # Reading.
+
+    def entries(self) -> Entries:
+        """All steps that were paid for, under any sampling; of a plan those that can be released."""
+        found, plans = Entries(), dict[str, list[tuple[Paid, Entry]]]()
+        for paid, entry in self._lines():
+            if entry is not None and (plan := _plan(entry)):
+                plans.setdefault(plan, []).append((paid, entry))
+            elif entry is not None:
+                found.extend(paid.id or f"line {paid.number}", entry)
+        for several in plans.values():
+            paid, last = several[-1]
+            steps = max(1, self._position(several))  # a price counts, even without a step
+            found.add(Entry(without_parts(last.event), steps, last.sampling), paid.id)
+        return found
+
+    def others(self) -> list[tuple[DpEvent, str]]:
+        """(event, label) of payments except those for steps under this sampling."""
+        mine = self._sampling.get_state()
+        return [
+            (paid.whole, paid.label)
+            for paid, entry in self._lines()
+            if entry is None or entry.sampling != mine
+        ]
+
+    def words(self) -> str:
+        """What a statement says of the ledger; `BrokenLedger` if the open file was removed or replaced."""
+        self.ledger.refuse_lost()
+        place = f"line {len(self.ledger.lines)}, {self.ledger.head[:16]}; {self.ledger.kind}"
+        return f"all of it was paid for in ledger {self.ledger.id} before it was done; {place}"
+
+    def steps_of(self, id: str) -> int:
+        """Number of steps that were paid for under an id."""
+        return sum(paid.steps for paid in self.ledger.paid if paid.id == id)
+
+    def unpaid(self, carried: Entries) -> dict[str, int]:
+        """Number of steps, or other uses of the data, that models carry and this ledger has not paid for, by id."""
+        steps, uses = dict[str, list[Line]](), Counter[str]()
+        for paid, entry in self._lines():
+            if entry is not None:
+                steps.setdefault(paid.id, []).append((paid, entry))
+            elif not paid.steps:
+                # A payment by hand has an id of its own: it is found by event and label.
+                for id in {paid.id, id_of_use(paid.event, paid.label)}:
+                    uses[id_of_use(paid.event, id)] += paid.attempts
+        owed = {}
+        for id, entry in carried.items():
+            if not entry.ordinary:
+                own = uses[id_of_use(entry.event, id)]
+                own += sum(paid.steps for paid, line in steps.get(id, ()) if line and _pays_for(line, entry))
+                owed[id] = entry.steps - own
+        return {id: steps for id, steps in owed.items() if steps > 0}
+
+    def _lines(self) -> list[Line]:
+        # Payments with their steps.
+        if self._read[0] != len(self.ledger.lines):
+            self._read = len(self.ledger.lines), [(paid, _steps_of(paid)) for paid in self.ledger.paid]
+        return self._read[1]
+
+    def _position(self, plan: Sequence[tuple[Paid, Entry]]) -> int:
+        # Number of steps of a plan, by its payments: up to the last one that is paid for. Of an earlier process, up to
+        # the last checkpoint: later steps were not made or are lost.
+        paid, entry = plan[-1]
+        kept = [note["step"] for note in self.ledger.notes(_KEPT) if note.get("plan") == _plan(entry)]
+        earlier = kept and paid.session != self.ledger.session
+        return int(kept[-1] if earlier else paid.settings[_FROM] + paid.steps)
+
+
+def without_parts(event: DpEvent) -> DpEvent:
+    """A step of a plan in a ledger, where nothing goes on but from the newest state: no part of it is a fork."""
+    return dataclasses.replace(event, part="", after="", start=0) if isinstance(event, PlannedDpEvent) else event
+
+
+def _steps_of(paid: Paid) -> Entry | None:
+    """Steps that a payment is for, if its settings name them and they cost what was paid."""
+    step, state = paid.settings.get("step"), paid.settings.get("sampling")
+    if not step or not state:
+        return None
+    event, steps = events.from_json(step), paid.steps
+    if isinstance(event, PlannedDpEvent):
+        fits = paid.attempts == 1 and _FROM in paid.settings
+        steps = max(steps, int(paid.event != dp_accounting.NoOpDpEvent()))  # a price counts, even without a step
+    else:
+        price = Sampling.from_state(state).compose_history([(event, 1)])
+        fits = paid.attempts == paid.steps and price == SelfComposedDpEvent(paid.event, 1)
+    return Entry(event, steps, dict(state)) if fits and set(paid.settings) <= _SETTINGS else None
+
+
+def _pays_for(paid: Entry, made: Entry) -> bool:
+    return (paid.event, paid.sampling) == (made.event, made.sampling)
+
+
+def _plan(entry: Entry) -> str:
+    return entry.event.plan if isinstance(entry.event, PlannedDpEvent) else ""
+
+
+def _part(entry: Entry) -> str | None:
+    return entry.event.part if isinstance(entry.event, PlannedDpEvent) else None

@@ -1,0 +1,338 @@
+"""How units (users, or examples) come into batches, and what that means for the privacy they get.
+
+A *unit* is what the guarantee protects. It gives at most one row to a batch.
+
+**Poisson sampling.** Every unit is in every batch independently with probability q = B/n. The size of a batch
+is then Binomial(n, q), and given its size m every set of m units is equally likely:
+
+    P(S) = q^|S| (1 - q)^(n - |S|) = P(|S|) · 1 / C(n, |S|)
+
+so drawing the size and then a set of that size without replacement is the same distribution as n coin flips,
+at a cost of the batch rather than of the data set. A step whose event is E costs PoissonSampled(q, E).
+
+**Neighbours are zero-out**, for every scheme: the number of units n is public, so D' has as many units as D, one of
+which *contributes nothing* in D': its row is there, and whatever it holds, no gradient, loss or vote for a row comes of
+it (`present`; a loss of zero has the same effect). A row of zeros is a row of data like any other. A Poisson-sampled
+step then gives, with s the sum over the other units that were drawn and g the gradient of the one in question,
+
+    D:  (1 - q) N(s, σ²) + q N(s + g, σ²)          D':  N(s, σ²)
+
+which is the mixture that `dp_accounting` prices as ADD_OR_REMOVE_ONE, in both directions: ε is the same number.
+
+A shuffle is not Poisson sampling, and to account it as if it were is a common mistake: no price is given for shuffled
+batches with independent noise. Data in one order have a price under planned noise (`orders.py`).
+
+Several Gaussians on one batch are one Gaussian: scaled to unit noise, N(f_i/σ_i) stacked has squared
+sensitivity Σ 1/σ_i², so noise multipliers σ_1, σ_2, ... together equal (Σ σ_i^-2)^(-1/2). This is exact also
+when they are chosen adaptively.
+
+The randomness comes from the operating system's entropy (`secret_draws.py`). Which units were sampled is secret:
+amplification holds only against an attacker that does not know it. So there is no generator whose state could be
+found, and a resumed run draws afresh.
+"""
+
+from __future__ import annotations
+
+import abc
+import itertools
+import math
+import secrets
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import dp_accounting
+import numpy as np
+from dp_accounting import DpEvent, GaussianDpEvent
+
+from tfdp_rec.core.claim.fetch import Fetch, Shared, checked_rows, joined, signature_of
+from tfdp_rec.core.claim.names import NAMED, new_iteration
+from tfdp_rec.core.claim.secret_draws import poisson_sample
+
+Run = tuple[DpEvent, int]
+ZERO_OUT = "zero-out"
+
+_SCHEMES: dict[str, type[Sampling]] = {}
+
+
+class Sampling(abc.ABC):
+    """A public number of units, how they are drawn, and how a step's event composes under that.
+
+    Each training has an object of its own: a draw is used for one step only.
+
+    Args:
+        num_units: Number of units; treated as public.
+        expected_batch_size: Average number of units in a batch.
+        unit: Name of a unit in a privacy statement, such as "user".
+
+    Raises:
+        ValueError: `num_units` is not a positive integer, or the batch size is not between 0 and `num_units`.
+    """
+
+    adjacency = ZERO_OUT  # of every scheme: the number of units is public
+    positioned = False  # whether batches have places in an order, from one of which `position` continues
+
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        _SCHEMES[cls.__name__] = cls
+
+    def __init__(self, num_units: int, expected_batch_size: float, unit: str = "example"):
+        self.num_units = whole_number("num_units", num_units)
+        if not 0 < expected_batch_size < math.inf:
+            raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size!r}.")
+        if expected_batch_size > num_units:
+            raise ValueError(
+                f"expected_batch_size ({expected_batch_size!r}) is larger than num_units ({num_units!r}): "
+                "there are fewer units than a batch should hold."
+            )
+        whole = int(expected_batch_size) == expected_batch_size
+        self.expected_batch_size = int(expected_batch_size) if whole else float(expected_batch_size)
+        self.unit = unit
+        self.name = secrets.token_hex(8)
+        self.graph_streams = 0
+        NAMED[self.name] = self
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if vars(self).get("_in_use") and name in ("name", *self.get_state()):
+            raise AttributeError(
+                f"{name} of a {type(self).__name__} is fixed once it has drawn batches, since its steps are priced by "
+                "it: make another sampling, and batches and an accountant of that one."
+            )
+        super().__setattr__(name, value)
+
+    @abc.abstractmethod
+    def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
+        """Endless batches of unit indices; arguments as in `batches`."""
+
+    @abc.abstractmethod
+    def compose_history(self, runs: Sequence[Run]) -> DpEvent:
+        """The event of a training.
+
+        Args:
+            runs: Pairs (event of one step, number of steps) in order.
+        """
+
+    @abc.abstractmethod
+    def describe(self) -> str:
+        """One line for a privacy statement."""
+
+    def compose(self, event: DpEvent, steps: int) -> DpEvent:
+        """The event of a number of steps, each of which is `event` on its batch."""
+        return self.compose_history([(event, steps)])
+
+    def batches(
+        self,
+        fetch: Fetch,
+        seed: int | None = None,
+        position: int = 0,
+        output_signature: Any = None,
+        *,
+        shared: Shared | None = None,
+        map: Callable[..., Any] | None = None,  # noqa: A002
+        present: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """An endless tf.data.Dataset of `Drawn(batch, draw)`: batches that prove to a private step how they were drawn.
+
+        Args:
+            fetch: Function from an int64 array of unit indices (perhaps empty) to features: NumPy arrays in any nest of
+                dicts and tuples, each with one row for each index, in their order.
+            seed: Seed for tests alone; batch k is a function of (seed, k), and ε is infinite. None for the operating
+                system's entropy, which privacy needs.
+            position: Number of batches that were already trained on. It matters in a fixed order, or together with a
+                seed to continue a test; otherwise a resumed run draws afresh.
+            output_signature: Nest of tf.TensorSpec of what `fetch` returns. By default it is found by fetching 0, 1 and
+                2 units; dimensions that change between them are left open.
+            shared: Function without arguments that makes what all examples of a batch share (negatives, say), as a
+                dict; the drawn units are hidden from it. Its entries join the dict that `fetch` returns, or the first
+                entry of a tuple.
+            map: TensorFlow function from batch to batch that works row by row, which is read: row i of its result is
+                made of row i alone. Python code and random numbers belong into `fetch`.
+            present: Function from an array of unit indices to booleans: whether each unit has data. The rows of the
+                others contribute nothing, whatever they hold. None if all units have data.
+
+        Raises:
+            NotPrivate: `fetch` does not return one row for each index, or `map` mixes rows.
+            ValueError: `fetch` returns different structures or dtypes for different indices (often an empty array
+                that became float64).
+        """
+        import tensorflow as tf
+
+        from tfdp_rec.core.claim import sampling_proof
+
+        if seed is None and position and not self.positioned:
+            raise ValueError("position means nothing without a seed: a resumed run draws fresh batches. Omit it.")
+        self._in_use = True
+        signature = output_signature or signature_of(fetch, self.num_units)
+        drawn = lambda: self._fetched(fetch, seed, position, present)  # noqa: E731
+        dataset = sampling_proof.generated(drawn, signature, self, shared, map, seeded=seed is not None)
+        return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)).prefetch(1)
+
+    def _fetched(self, fetch: Fetch, seed: int | None, position: int, present: Any) -> Iterator[Any]:
+        iteration = new_iteration()
+        for number, indices in enumerate(self.index_batches(seed, position)):
+            there = np.ones(len(indices), bool) if present is None else np.asarray(present(indices), bool)
+            draw = iteration, number, len(indices), position + number, there
+            yield draw, checked_rows(fetch(indices), len(indices))
+
+    def get_state(self) -> dict[str, Any]:
+        """Settings of the sampling; nothing about the units that were sampled."""
+        return {
+            "scheme": type(self).__name__,
+            "num_units": self.num_units,
+            "expected_batch_size": self.expected_batch_size,
+            "unit": self.unit,
+        }
+
+    def set_state(self, state: dict[str, Any]) -> None:
+        """Refuses the state of another sampling: nothing else can be restored."""
+        theirs = {key: state.get(key) for key in self.get_state()}
+        if theirs != self.get_state():
+            raise ValueError(f"This state belongs to another sampling: {theirs}, not {self.get_state()}.")
+
+    @staticmethod
+    def from_state(state: dict[str, Any]) -> Sampling:
+        """A sampling with the settings that `get_state` returned.
+
+        Example:
+            >>> Sampling.from_state(PoissonSampling(100, 10, unit="user").get_state()).unit
+            'user'
+        """
+        if state.get("scheme") not in _SCHEMES:
+            raise ValueError(f"Unknown sampling scheme {state.get('scheme')!r}; known are {', '.join(_SCHEMES)}.")
+        settings = {name: value for name, value in state.items() if name != "scheme"}
+        try:
+            return _SCHEMES[state["scheme"]](**settings)
+        except TypeError:
+            raise ValueError(f"{state['scheme']} does not have these settings: {settings}.") from None
+
+
+class PoissonSampling(Sampling):
+    """Every unit in every batch independently with probability q = expected_batch_size / num_units.
+
+    Batches vary in size and may be empty. Guarantee: a step with event E costs PoissonSampled(q, E), however the steps
+    are interrupted and resumed. The number of units is public: a unit without data is drawn as any other, and has a row
+    that contributes nothing, so that no shape depends on the data.
+
+    Args:
+        num_units: Number of units; treated as public.
+        expected_batch_size: Average number of units in a batch.
+        unit: Name of a unit in a privacy statement.
+
+    Example:
+        >>> sampling = PoissonSampling(num_units=138_493, expected_batch_size=1024, unit="user")
+        >>> sampling.probability
+        0.00739
+        >>> len(next(sampling.index_batches(seed=0)))
+        1064
+    """
+
+    @property
+    def probability(self) -> float:
+        """q, the chance that a unit is in a given batch."""
+        return self.expected_batch_size / self.num_units
+
+    def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
+        """Endless Poisson samples of range(num_units), as int64 arrays in no particular order."""
+        while seed is None:
+            yield poisson_sample(self.num_units, self.probability)
+        for number in itertools.count(position):
+            generator = np.random.default_rng([seed, number])
+            size = generator.binomial(self.num_units, self.probability)
+            yield generator.choice(self.num_units, size, replace=False, shuffle=False)
+
+    def graph_batches(
+        self,
+        fetch: Callable[[Any], Any],
+        *,
+        shared: Callable[[], dict[str, Any]] | None = None,
+        map: Callable[..., Any] | None = None,  # noqa: A002
+        present: Callable[[Any], Any] | None = None,
+    ) -> Any:
+        """`batches` made of TensorFlow operations alone, for the workers of a cluster.
+
+        A worker on another machine runs no Python, so that `batches` does not work there. The draws come from that
+        machine's entropy and cannot be seeded.
+
+        Args:
+            fetch: Function from an int64 tensor of unit indices, shape [None], perhaps empty, to a nest of tensors,
+                each with one row for each index.
+            shared: Function without arguments that makes what all examples of a batch share, as a dict of tensors; the
+                drawn units are hidden from it.
+            map: Function from batch to batch, as in `batches`.
+            present: Function from a tensor of unit indices to booleans, as in `batches`.
+
+        Example:
+            >>> sampling = PoissonSampling(num_units=4, expected_batch_size=4)
+            >>> batches = sampling.graph_batches(lambda indices: {"id": indices})
+            >>> next(iter(batches)).batch["id"].numpy().tolist()
+            [0, 1, 2, 3]
+        """
+        import tensorflow as tf
+
+        from tfdp_rec.core.claim import sampling_proof
+        from tfdp_rec.core.claim.graph_sampling import numbered_draws
+
+        self.graph_streams += 1
+        self._in_use = True
+        keys: set[str] = set()
+
+        def fetched(iteration: Any, number: Any, indices: Any) -> Any:
+            rows = fetch(indices)
+            if shared is not None:
+                made = shared()
+                keys.update(made)
+                rows = joined(rows, made)
+            there = tf.ones_like(indices, tf.bool) if present is None else present(indices)
+            return (iteration, number, tf.size(indices, tf.int64), number, there), rows
+
+        dataset = numbered_draws(self.num_units, self.probability).map(fetched)
+        return sampling_proof.dataset_of(dataset, self, False, sorted(keys), map).prefetch(2)
+
+    def compose_history(self, runs: Sequence[Run]) -> DpEvent:
+        """SelfComposed(PoissonSampled(q, event), steps) for every run."""
+        return composed(
+            dp_accounting.SelfComposedDpEvent(
+                dp_accounting.PoissonSampledDpEvent(self.probability, fold_gaussians(event)), steps
+            )
+            for event, steps in runs
+        )
+
+    def describe(self) -> str:
+        """One line for a privacy statement."""
+        return (
+            f"Poisson: every {self.unit} is in every batch independently with probability "
+            f"q = {self.expected_batch_size}/{self.num_units} = {self.probability:.6g}"
+        )
+
+
+def fold_gaussians(event: DpEvent) -> DpEvent:
+    """Gaussians on one batch as the single equal Gaussian; any other event unchanged."""
+    if isinstance(event, GaussianDpEvent):
+        return GaussianDpEvent(float(event.noise_multiplier))
+    precision = _precision(event)
+    return event if precision is None else GaussianDpEvent(1 / math.sqrt(precision) if precision else math.inf)
+
+
+def _precision(event: DpEvent) -> float | None:
+    """Σ σ^-2 of a nest of Gaussians; None if there is anything else in it, or a Gaussian without noise."""
+    if isinstance(event, GaussianDpEvent):
+        return None if event.noise_multiplier <= 0 else float(event.noise_multiplier) ** -2
+    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        inner = _precision(event.event)
+        return None if inner is None else event.count * inner
+    if isinstance(event, dp_accounting.ComposedDpEvent):
+        parts = [_precision(part) for part in event.events]
+        return None if None in parts else math.fsum(part for part in parts if part is not None)
+    return None
+
+
+def whole_number(name: str, value: Any) -> int:
+    """A setting as a positive integer."""
+    if not 0 < value < math.inf or int(value) != value:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+    return int(value)
+
+
+def composed(events: Any) -> DpEvent:
+    """Several events as one."""
+    parts = list(events)
+    return parts[0] if len(parts) == 1 else dp_accounting.ComposedDpEvent(parts)

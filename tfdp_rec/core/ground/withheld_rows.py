@@ -1,0 +1,112 @@
+"""Withheld rows: rows that may owe noise, in a variable that only training steps read.
+
+A compiled function that reads a table, such as a part of the model, a data pipeline or a `tf.function` over the layer,
+holds the table's TensorFlow variable and reads it at every run. It may have been traced before the table was guarded,
+and no check can be added to an existing graph. So the rows leave the variable while any of them may owe noise:
+
+    a step       withhold: public -> private, in the step's own graph, before it reads a row
+    a release    settle, then publish: private -> public
+
+Layers and other functions have the variable `public`, which is empty while the rows are withheld: a lookup then fails,
+and a read of the whole table gives no row. Only mechanisms and clipping rules use `private` (`held_rows`). Rows move by
+reference: no value is copied, and memory does not grow.
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdp_rec.core.ground.demands import demand
+from tfdp_rec.core.ground.keras_internals import resource
+
+
+class WithheldRows:
+    """The public and private variables of one table, or of its rows' state."""
+
+    def __init__(self, variable: keras.Variable):
+        self._variable = variable
+        self._graph: Any = lambda: None  # the graph that last got the operations of `withhold`
+        with tf.init_scope(), tf.device(self.public.device):
+            self.private = tf.Variable(_taken_from(self.public), trainable=variable.trainable, name="private_rows")
+            _empty(self.private)
+
+    @property
+    def public(self) -> tf.Variable:
+        """The variable that everything except a step reads."""
+        return resource(self._variable)
+
+    @property
+    def rows(self) -> tf.Variable:
+        """The variable with the rows: in a graph, which is a step's, the private one."""
+        return self.private if not tf.executing_eagerly() or not _has_rows(self.public) else self.public
+
+    def withhold(self) -> None:
+        """Moves the rows to the private variable; once per graph."""
+        if tf.executing_eagerly():
+            if _has_rows(self.public):
+                _move(self.public, self.private)
+            return
+        graph = tf.compat.v1.get_default_graph()
+        if self._graph() is graph:
+            return
+        self._graph = weakref.ref(graph)
+
+        def move() -> tf.Tensor:
+            _move(self.public, self.private)
+            return tf.constant(True)
+
+        tf.cond(_has_rows(self.public), move, lambda: tf.constant(False))
+
+    def is_of(self, variable: keras.Variable) -> bool:
+        """Whether these are the rows of a variable."""
+        return self._variable is variable
+
+    def publish(self) -> None:
+        """Moves the rows, none of which owes noise any more, to the public variable."""
+        if _has_rows(self.private):
+            _move(self.private, self.public)
+
+
+def withheld(variable: keras.Variable) -> WithheldRows | None:
+    """The `WithheldRows` of a variable; None if its rows are never withheld."""
+    return vars(variable).get("withheld")
+
+
+def held_rows(variable: keras.Variable) -> tf.Variable:
+    """The TensorFlow variable with the rows of a table, for steps, settling and training checkpoints."""
+    places = withheld(variable)
+    return resource(variable) if places is None else places.rows
+
+
+def demand_rows(variable: keras.Variable, sentence: str) -> None:
+    """Makes a graph fail with a sentence, ahead of its reads of a table, if the table's rows are withheld."""
+    with tf.control_dependencies(demand(_has_rows(resource(variable)), sentence)):
+        # Reads wait for operations that may write to the variable, of which TensorFlow takes this to be one.
+        tf.raw_ops.DisableCopyOnRead(resource=resource(variable).handle)
+
+
+def _has_rows(variable: tf.Variable) -> tf.Tensor:
+    return tf.reduce_prod(tf.raw_ops.VariableShape(input=variable.handle)) > 0
+
+
+def _taken_from(variable: tf.Variable) -> tf.Tensor:
+    # By reference; after a scatter TensorFlow would copy the values at every read.
+    tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
+    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype, name="rows_by_reference")
+
+
+def _move(source: tf.Variable, target: tf.Variable) -> None:
+    # In this order, so that an interruption in between loses nothing.
+    tf.raw_ops.AssignVariableOp(resource=target.handle, value=_taken_from(source))
+    _empty(source)
+
+
+def _empty(variable: tf.Variable) -> None:
+    none = tf.zeros([0, *variable.shape[1:]], variable.dtype)
+    if not tf.executing_eagerly():  # in a graph a known shape must be the variable's
+        none = tf.compat.v1.placeholder_with_default(none, None)
+    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=none)

@@ -1,0 +1,548 @@
+"""The base of the mechanisms: settings, the refusal of raw gradients, dense variables, saving.
+
+A private step hands its optimizer a `ClippedSum`; nothing else is accepted. With B the expected batch size (a constant:
+the realised size is private), C the sum's sensitivity and σ the noise multiplier,
+
+    ĝ = clipped sum / B,    noise of standard deviation s = σ C / B on every coordinate.
+
+Dense variables get the same treatment under every mechanism: u = ĝ + N(0, s²), then a step of SGD or of
+`dense_optimizer`, which is post-processing. What a mechanism does with the tables is its own file; `rules.py` is to
+their rows what `dense_optimizer` is to dense variables.
+"""
+
+from __future__ import annotations
+
+import abc
+import contextlib
+import copy
+import dataclasses
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Unpack, overload
+
+import dp_accounting
+import keras
+import tensorflow as tf
+
+from tfdp_rec.core.claim.entries import new_id
+from tfdp_rec.core.claim.meter import Meter, StepLimit
+from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Source
+from tfdp_rec.core.ground.demands import Check, demand_all, given
+from tfdp_rec.core.ground.keras_internals import learning_rate_now, learning_rate_of, resource
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.mechanism import checks
+from tfdp_rec.core.mechanism.arguments import Numbers, Planned
+from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
+from tfdp_rec.core.mechanism.noise.gaussian import EntropyNoise
+from tfdp_rec.core.mechanism.noise.meeting import grid_of
+from tfdp_rec.core.mechanism.noise.secure import SecureNoise
+from tfdp_rec.core.mechanism.rules import Recursion, Rows, TableRule
+from tfdp_rec.core.mechanism.tables import Operations, Table, after
+from tfdp_rec.core.sensitivity.data_flow import ours
+from tfdp_rec.core.sensitivity.engine import ClippedSum
+from tfdp_rec.core.sensitivity.weights import Auto, WeightRule, clip_and_rule, normalised
+
+
+class MechanismType(abc.ABCMeta):
+    """Construction of a mechanism: settings by name; a plan completes them, and checks the result."""
+
+    # The constructors of a mechanism and of those that it stands on pass `**settings` on to one another. A plan must
+    # complete the settings ahead of the first, and can price the optimizer only after the last: hence here.
+
+    def __call__(cls, learning_rate: Any, *positional: Any, plan: Any = None, **settings: Any) -> Any:
+        if positional:  # a clip that lands where the batch size belongs would still train, without protection
+            raise TypeError(
+                f"{cls.__name__} takes its settings by name, so that none is taken for another: {cls.__name__}("
+                "learning_rate, l2_norm_clip=..., noise_multiplier=..., expected_batch_size=..., ...)."
+            )
+        made = super().__call__(learning_rate, **(settings if plan is None else plan.complete(settings)))
+        if plan is not None:
+            plan.accept(made)
+        return made
+
+    @property
+    def __signature__(cls) -> inspect.Signature:
+        """All settings by name, for help(): the mechanism's own, and those of the mechanisms that it stands on."""
+        found = {"plan": inspect.Parameter("plan", inspect.Parameter.KEYWORD_ONLY, default=None)}
+        for kind in (kind for kind in reversed(cls.__mro__) if isinstance(kind, MechanismType)):
+            found |= inspect.signature(kind.__init__).parameters  # type: ignore[misc]
+        own = [parameter for name, parameter in found.items() if name not in ("self", "settings")]
+        return inspect.Signature(sorted(own, key=lambda p: (p.kind, p.default is not p.empty)))
+
+
+class Setting:
+    """A number given to a mechanism, which is fixed, since its steps are priced by it."""
+
+    def __init__(self, check: Callable[[str, float], float] = checks.positive):
+        self._check = check
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self.name = name
+
+    def __get__(self, optimizer: Any, owner: type | None = None) -> float:
+        if optimizer is None:
+            return self  # type: ignore[return-value]
+        if self.name not in vars(optimizer):  # Keras asks before it is set
+            raise AttributeError(self.name)
+        return float(vars(optimizer)[self.name])
+
+    def __set__(self, optimizer: Any, value: float) -> None:
+        if self.name in optimizer.constructed_with:
+            raise AttributeError(
+                f"{self.name} of a {type(optimizer).__name__} is fixed, since its steps are priced by it: make another "
+                "optimizer, and compile the model with it."
+            )
+        optimizer.constructed_with[self.name] = vars(optimizer)[self.name] = self._check(self.name, value)
+
+
+class ClipSetting(Setting):
+    """C, a number under "auto" too; the optimizer's `clip_rule` is how examples are weighed to keep to it."""
+
+    def __set__(self, optimizer: Any, value: float | Auto) -> None:
+        clip, rule = clip_and_rule(value)
+        super().__set__(optimizer, clip)
+        optimizer.clip_rule = rule
+        if rule is normalised:
+            optimizer.constructed_with[self.name] = "auto"
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """A step, as a mechanism sees it when it updates its tables."""
+
+    # `batch_size` is B and `stddev` s = σ C / B, both float64; moves of tables are multiples of `pace`: η, 1 where a
+    # rule takes gradients themselves, or 0 where tables leave the step out.
+
+    clipped: ClippedSum
+    batch_size: tf.Tensor
+    stddev: tf.Tensor
+    learning_rate: tf.Tensor
+    pace: tf.Tensor
+    upcoming: Mapping[str, tf.Tensor]
+    source: Source
+    _moves: dict[str, tf.IndexedSlices] = dataclasses.field(default_factory=dict, init=False, repr=False)
+    _rows: dict[str, Rows] = dataclasses.field(default_factory=dict, init=False, repr=False)
+
+    @property
+    def noise_scale(self) -> tf.Tensor:
+        """−η s: what a unit Gaussian moves a weight by, float64."""
+        return -tf.cast(self.pace, tf.float64) * self.stddev
+
+    def move(self, table: Table) -> tf.IndexedSlices:
+        """−η ĝ of a table, an id standing once, added up when first asked for; nothing, if no layer read the table."""
+        if table.path not in self._moves:
+            self._moves[table.path] = self._move(table)
+        return self._moves[table.path]
+
+    def rows(self, table: Table) -> Rows:
+        """A table's rows of this move, as they were when first asked for."""
+        if table.path not in self._rows:
+            self._rows[table.path] = table.read(self.move(table).indices)
+        return self._rows[table.path]
+
+    def _move(self, table: Table) -> tf.IndexedSlices:
+        if table.path not in self.clipped.gradients:
+            return tf.IndexedSlices(tf.zeros([0, table.width]), tf.zeros([0], tf.int64))
+        found = self.clipped.scaled(table.path, -tf.cast(self.pace, tf.float64) / self.batch_size)
+        if not isinstance(found, tf.IndexedSlices):
+            raise ValueError(f"'{table.path}' is a table, but the clipped sum has a gradient of its whole shape.")
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Dense:
+    """A variable that is no table, its velocity if SGD has one, and its number; no tuple, which Keras would save."""
+
+    number: int
+    variable: keras.Variable
+    velocity: keras.Variable | None
+
+
+class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
+    """Base of the mechanisms. Not for use by itself.
+
+    Args:
+        learning_rate: Learning rate: a number or a Keras schedule.
+        l2_norm_clip: C, the bound on each example's gradient norm; or "auto", C = 1 and every gradient g scaled to
+            g / (‖g‖ + 0.01). That is biased: a sum of directions, in which an example whose loss is nearly at its least
+            weighs as much as any other, unless its gradient is shorter than 0.01; zero stays zero.
+        noise_multiplier: σ, the noise's standard deviation in units of the sensitivity.
+        expected_batch_size: B, the constant that every step divides by, whatever the batch's size.
+        momentum: Momentum of SGD.
+        nesterov: Nesterov's form of the momentum.
+        weight_decay: Decoupled weight decay, or None; a table's own keras.regularizers.L2(l2) adds 2 l2 to it.
+        dense_optimizer: Any Keras optimizer for the variables that are not tables; SGD as above if None.
+        table_rule: Adagrad or Adam (docs/adaptive.md) for the tables; SGD as above if None.
+        noise: A `tfdp_rec.noise.NoiseSource`, for tests. Never saved: a loaded optimizer draws anew.
+        secure: Whether noise is drawn from `SecureNoise`.
+        name: Name of the optimizer.
+
+    Raises:
+        ValueError: for values out of range, or options that would break the guarantee.
+    """
+
+    observers: tuple[Callable[[ClippedSum], None], ...] = ()
+    """Called with every step's clipped sum, in its graph: for counting, by callbacks."""
+
+    plan: Any = None  # the `PrivatePlan` that the optimizer was made with
+    step_limit: StepLimit | None = None  # steps that the optimizers of one plan may make in all
+    clip_rule: WeightRule  # how examples are weighed to keep to the clip
+    counts_steps = True  # False where the coordinator of a cluster counts them
+    why_no_table_rule = ""  # why the mechanism takes no `table_rule`; empty if it does
+    moves_every_row = False  # whether all rows make every step, at once or when due, so that a decay reaches them
+    pays_late = False  # whether rows may owe noise, so that nothing but a step may read them until they are settled
+
+    # C, the bound on each example's gradient norm; σ, in units of the sensitivity; B, what every step divides by.
+    l2_norm_clip = ClipSetting()
+    noise_multiplier = Setting(checks.not_negative)
+    expected_batch_size = Setting()
+
+    @overload
+    def __init__(self, learning_rate: Any, **settings: Unpack[Numbers]) -> None: ...
+    @overload
+    def __init__(self, learning_rate: Any, **settings: Unpack[Planned]) -> None: ...
+    def __init__(  # type: ignore[misc]  # the metaclass takes the plan
+        self,
+        learning_rate: Any,
+        *,
+        l2_norm_clip: float | Auto,
+        noise_multiplier: float,
+        expected_batch_size: float,
+        momentum: float = 0.0,
+        nesterov: bool = False,
+        weight_decay: float | None = None,
+        dense_optimizer: keras.optimizers.Optimizer | str | None = None,
+        table_rule: TableRule | None = None,
+        noise: NoiseSource | None = None,
+        secure: bool = False,
+        name: str | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(
+            float(learning_rate) if isinstance(learning_rate, int) else learning_rate,
+            name=name,
+            **checks.admitted(type(self).__name__, kwargs),
+        )
+        if noise is not None and secure:
+            raise ValueError("Give noise= or secure=True, not both.")
+        self.recursion = Recursion(momentum, nesterov, weight_decay or 0.0)
+        self.momentum, self.nesterov, self.decoupled_weight_decay = momentum, nesterov, weight_decay
+        self.secure = secure
+        self.noise = noise or (SecureNoise() if secure else EntropyNoise())
+        self.dense_optimizer = checks.checked_dense(dense_optimizer)
+        self.table_rule = checks.checked_rule(self, table_rule)
+        self.constructed_with: dict[str, Any] = {}
+        self.l2_norm_clip, self.noise_multiplier = l2_norm_clip, noise_multiplier
+        self.expected_batch_size = expected_batch_size
+        self.privacy_history = Meter(self)
+        # Ids of the training, and of the last of its states that is in a checkpoint.
+        self.training_id, self.state_id = new_id(), ""
+
+    def take_rate(self, rate: tf.Tensor) -> None:
+        """Sets the learning rate, in the graph of a step; one that is a schedule stays."""
+        held = learning_rate_of(self)
+        if isinstance(held, keras.Variable):
+            resource(held).assign(tf.cast(rate, tf.float32))
+
+    def dp_event(self) -> dp_accounting.DpEvent:
+        """The privacy event of one step on one batch, before any amplification by sampling."""
+        if self.noise_multiplier == 0:
+            return dp_accounting.NonPrivateDpEvent()
+        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
+
+    # Building.
+
+    def build(self, variables: list[keras.Variable], tables: Mapping[str, Any] | None = None) -> None:
+        """Makes the mechanism's state for a model's trainable variables.
+
+        Args:
+            variables: The model's trainable variables.
+            tables: Paths of the variables that are read by row only, as `PrivateTraining` finds them.
+        """
+        if self.built:
+            checks.refuse_other_model(self, variables)
+            return
+        if tables is None:
+            raise ValueError(
+                f"{type(self).__name__} must know which variables are tables: call model.prepare(batch), or fit, which "
+                "finds out."
+            )
+        self.tables: dict[str, Table] = {}
+        self.dense: dict[str, Dense] = {}
+        for number, variable in enumerate(variables):
+            if variable.path in tables:
+                checks.refuse_on_table(variable)
+                self.tables[variable.path] = self._table(number, variable)
+            else:
+                has_velocity = self.recursion.has_velocity and self.dense_optimizer is None
+                velocity = self._kept("velocity", number, variable.shape) if has_velocity else None
+                self.dense[variable.path] = Dense(number, variable, velocity)
+        if self.dense_optimizer is not None:
+            self.dense_optimizer.build([dense.variable for dense in self.dense.values()])
+        self.build_tables()
+        if self.counts_steps:  # otherwise the history is that of the coordinator's optimizer
+            self.privacy_history.trains(variables)
+        super().build(list(variables))
+
+    def _table(self, number: int, variable: keras.Variable) -> Table:
+        recursion = checks.recursion_of_table(self, variable)
+        rule = self.table_rule or recursion
+        name, width = "velocity" if rule is recursion else "state", rule.state_width(variable.shape[1])
+        state = self._kept(name, number, (variable.shape[0], width)) if width else None
+        return Table(number, variable, state, rule)
+
+    def _kept(self, name: str, number: int, shape: Any) -> keras.Variable:
+        return self.add_variable(shape, dtype="float32", name=f"{name}_{number}")
+
+    def build_tables(self) -> None:
+        """Makes what the mechanism keeps beside its tables: nothing, by default."""
+
+    # A step.
+
+    def apply(
+        self, clipped: Any, trainable_variables: Any = None, source: Source = NO_SAMPLING, **kwargs: Any
+    ) -> None:
+        """One private step.
+
+        Args:
+            clipped: The `ClippedSum` of this step's batch.
+            trainable_variables: Refused, if not None.
+            source: Proof of the draw that gave the batch.
+            upcoming: Table path -> ids that the next batch will read, if known.
+            regularization: Variable path -> gradient of the regularisation losses, which no example decides.
+
+        Raises:
+            NotPrivate: for anything but a `ClippedSum`.
+        """
+        if not isinstance(clipped, ClippedSum) or trainable_variables is not None:
+            raise NotPrivate(
+                f"{type(self).__name__} takes no raw gradients: they are not clipped by example, so noise would "
+                "protect no example. Train with tfdp_rec.PrivateModel (or the mix-in tfdp_rec.PrivateTraining), or "
+                "pass the result of tfdp_rec.clipping.clipped_sum to apply()."
+            )
+        variables = [part.variable for group in (self.tables, self.dense) for part in group.values()]
+        checks.refuse_data_beside_the_sum(self, variables)
+        checks.refuse_replicas(tf.distribute.get_strategy())  # a fit may be within a strategy that `compile` was not in
+        # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
+        admitted = demand_all(*self.admission(clipped, source))
+        with ours(), tf.control_dependencies([clipped.norms]), after(admitted):
+            with after(self.privacy_history.count(self, source) if self.counts_steps else []):
+                for observe in self.observers:
+                    observe(clipped)
+                self._step(clipped, source, admitted, **kwargs)
+
+    def ticket(self) -> tuple[PrivateOptimizer, tf.Tensor]:
+        """The optimizer and the step that a clipped sum is taken for: these alone accept it."""
+        return self, tf.identity(self.step_number)
+
+    def admission(self, clipped: ClippedSum, source: Source) -> list[Check]:
+        """Checks of a clipped sum, and of where its batch came from, ahead even of counting the step."""
+        if clipped.ticket is None:
+            return []
+        optimizer, step = clipped.ticket
+        if optimizer is not self:
+            raise NotPrivate(f"The clipped sum was taken for another optimizer than this {type(self).__name__}.")
+        return [(step == self.step_number, _STALE)]
+
+    def apply_gradients(self, grads_and_vars: Any) -> None:
+        """Refused: see `apply`."""
+        self.apply(grads_and_vars)
+
+    def _step(
+        self,
+        clipped: ClippedSum,
+        source: Source,
+        admitted: list[Any],
+        upcoming: Mapping[str, tf.Tensor] | None = None,
+        regularization: Mapping[str, tf.Tensor] | None = None,
+    ) -> None:
+        unknown = set(clipped.gradients) - set(self.tables) - set(self.dense)
+        if unknown:
+            raise ValueError(f"The optimizer was not built for {', '.join(sorted(unknown))}.")
+        # Every scale of the step is computed from B, and B from the checks: what is not admitted moves no weight.
+        batch = given(tf.constant(self.expected_batch_size, tf.float64), admitted)
+        stddev = tf.constant(self.noise_multiplier, tf.float64) * tf.cast(clipped.sensitivity, tf.float64) / batch
+        learning_rate = tf.cast(learning_rate_now(self), tf.float32)
+        pace = tf.ones_like(learning_rate) if self.table_rule else self.pace_of(learning_rate, stddev)
+        step = Step(clipped, batch, stddev, learning_rate, pace, upcoming or {}, source)
+        # What is more than float32 holds is infinite, or no number, whatever noise is added to it.
+        largest = tf.maximum(tf.abs(tf.cast(learning_rate, tf.float64)), 1.0) * tf.cast(clipped.sensitivity, tf.float64)
+        held = (largest / tf.minimum(batch, 1.0) <= _LARGEST_MOVE) | (stddev == 0)
+        with after(demand_all((held, _TOO_LARGE), *self.refusals(step))):
+            self.write(step, regularization or {})
+
+    def write(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
+        """All that a step writes, once nothing refuses it; `regularization` as in `apply`."""
+        for table in self.tables.values():
+            table.withhold()
+        self._step_dense(step, regularization)
+        self.step_tables(step)
+        self.iterations.assign_add(1)
+
+    def _step_dense(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
+        gradients, noisy = self._noisy_gradients(step), []
+        for path, dense in self.dense.items():
+            gradient = gradients[path]
+            if path in regularization:
+                gradient += tf.cast(regularization[path], tf.float32)
+            if self.dense_optimizer is not None:
+                noisy.append((tf.cast(gradient, dense.variable.dtype), dense.variable))
+                continue
+            kept = [dense.variable] if dense.velocity is None else [dense.variable, dense.velocity]
+            before = tuple(tf.cast(resource(variable), tf.float32) for variable in kept)
+            moved = self.recursion.step(before, -step.learning_rate * gradient, step.learning_rate)
+            for variable, value in zip(kept, moved, strict=True):
+                resource(variable).assign(tf.cast(value, variable.dtype))
+            if dense.variable.constraint is not None:
+                dense.variable.assign(dense.variable.constraint(dense.variable))
+        if self.dense_optimizer is not None and noisy:
+            self.dense_optimizer.apply_gradients(noisy)
+
+    def _noisy_gradients(self, step: Step) -> dict[str, tf.Tensor]:
+        """Gradients of all dense variables with their noise, in their shapes."""
+        one, grid, wanted = tf.zeros([1], tf.int64), grid_of(step.stddev), []
+        for path, dense in self.dense.items():
+            size = int(tf.TensorShape(dense.variable.shape).num_elements())
+            onto: tuple[tf.Tensor, ...] = ()
+            if path in step.clipped.gradients:
+                mean = tf.convert_to_tensor(step.clipped.scaled(path, 1.0 / step.batch_size))
+                onto = (tf.reshape(tf.cast(mean, tf.float32), [1, size]),)
+            wanted.append((path, Request(dense.number, one, size, step.stddev, onto, grid)))
+        made = self.meet(wanted, self.step_number) if wanted else []
+        shapes = [dense.variable.shape for dense in self.dense.values()]
+        return {path: tf.reshape(each, shape) for (path, _), (each, _), shape in zip(wanted, made, shapes, strict=True)}
+
+    def meet(
+        self, wanted: Sequence[tuple[str, Request]], number: tf.Tensor
+    ) -> list[tuple[tf.Tensor, Operations]]:
+        """What some variables' requests are added to, with noise, on their grids; and writes that belong to it."""
+        # One draw for all variables. Data and noise meet here and nowhere else.
+        return [(each, []) for each in self.noise.noisy([request for _, request in wanted], number)]
+
+    def noisy_moves(
+        self, step: Step, moves: Sequence[tuple[Table, tf.Tensor, tf.Tensor]]
+    ) -> list[tuple[tf.Tensor, Operations]]:
+        """Moves of rows, `(table, ids, moves)`, with the step's noise; and writes that belong to it."""
+        scale, grid = step.noise_scale, grid_of(step.noise_scale)
+        return self.meet(
+            [(table.path, Request(table.number, ids, table.width, scale, (move,), grid)) for table, ids, move in moves],
+            self.step_number,
+        )
+
+    @property
+    def step_number(self) -> tf.Tensor:
+        """Number of steps made, int64."""
+        return tf.cast(resource(self.iterations), tf.int64)
+
+    def pace_of(self, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
+        """The learning rate of tables in a step of that rate and noise."""
+        del stddev
+        return learning_rate
+
+    def refusals(self, step: Step) -> Iterable[Check]:
+        """Checks that the step may be made, ahead of all it writes."""
+        return ()
+
+    @abc.abstractmethod
+    def step_tables(self, step: Step) -> None:
+        """Updates the tables."""
+
+    # Pending noise: none, unless a mechanism says otherwise.
+
+    def before_read(self, variable: keras.Variable, ids: tf.Tensor) -> None:
+        """Called when rows of a table are about to be read by the model."""
+
+    def settle(self) -> None:
+        """Applies all noise that is owed, so that the weights may be released. Cheap when nothing is owed."""
+
+    def settle_all(self) -> None:
+        """As `settle`, as operations of the present graph."""
+
+    @property
+    def coarseness(self) -> float:
+        """How coarse the grid is that settling rounds all rows to, for ordering: the coarsest of a table comes last."""
+        return 0.0
+
+    @property
+    def cut_short(self) -> bool:
+        """Whether a step or payment was cut short so that nothing can be settled: weights can only be replaced."""
+        return False
+
+    @property
+    def pending_variables(self) -> dict[str, tf.Variable]:
+        """Variables that a training checkpoint holds beside `variables`, by name; no release holds them."""
+        return {}
+
+    @contextlib.contextmanager
+    def restoring_pending(self) -> Iterator[None]:
+        """A block in which `pending_variables` become those of a training checkpoint, ahead of any weight."""
+        yield
+
+    # Saving.
+
+    def go_on_with(self, history: Meter | None) -> None:
+        """Takes over the history of a model that another optimizer trained before."""
+        if history is not None and history is not self.privacy_history:
+            history.add_part(self, self.privacy_history)
+            self.privacy_history = history
+        self.privacy_history.refuse_other_optimizers(self)
+
+    def load_own_variables(self, store: Any) -> None:
+        """As every Keras optimizer. The history is saved with the model."""
+        super().load_own_variables(store)
+        self.privacy_history.restored()
+
+    @property
+    def variables(self) -> list[keras.Variable]:
+        """The optimizer's variables, those of `dense_optimizer` included."""
+        dense = getattr(self, "dense_optimizer", None)
+        return super().variables + ([] if dense is None else dense.variables)
+
+    def get_config(self) -> dict[str, Any]:
+        """Every constructor argument; the noise source is left out, since its key must never be saved."""
+        rate = learning_rate_of(self)
+        return {
+            "name": self.name,
+            "learning_rate": float(rate.numpy()) if isinstance(rate, keras.Variable) else checks.serialized(rate),
+            **self.constructed_with,
+            "momentum": self.momentum,
+            "nesterov": self.nesterov,
+            "weight_decay": self.decoupled_weight_decay,
+            "dense_optimizer": checks.serialized(self.dense_optimizer),
+            "table_rule": checks.serialized(self.table_rule),
+            "noise": None,
+            "secure": self.secure,
+            "plan": None,  # its settings are those above
+        }
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> PrivateOptimizer:
+        """A copy with the history of this one, under the same plan: a config and a pickle know of neither."""
+        reduced: Any = self.__reduce__()
+        copied = reduced[0](*reduced[1])
+        copied.privacy_history.merge_saved(self.privacy_history.snapshot())
+        if self.plan is not None:
+            self.plan.accept(copied, copied=True)
+        return copied
+
+    def __copy__(self) -> PrivateOptimizer:
+        return copy.deepcopy(self)
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PrivateOptimizer:
+        """Rebuilds an optimizer from `get_config`."""
+        config = dict(config)
+        for key in ("learning_rate", "dense_optimizer", "table_rule", "preselection"):
+            if isinstance(config.get(key), dict):
+                config[key] = keras.saving.deserialize_keras_object(config[key], custom_objects=custom_objects)
+        return cls(**config)
+
+
+_STALE = (
+    "The clipped sum was taken for an earlier step, or was applied before: take it with "
+    "tfdp_rec.clipping.clipped_sum just before optimizer.apply, once a step."
+)
+_LARGEST_MOVE = 2.0**100  # of one example; with a batch of them 2^-28 of what float32 holds
+_TOO_LARGE = (
+    "At this learning_rate or l2_norm_clip a gradient is more than float32 holds, and would show beside any noise: use "
+    "smaller ones."
+)

@@ -1,0 +1,192 @@
+"""Gaussians for training: keyed by the operating system, never repeatable, fast.
+
+Each call draws a fresh Threefry key and counter block from a generator that os.urandom seeded, and computes
+
+  pair i = BoxMuller(Threefry(counter = (i, block), key)),   i = 0, 1, ...
+
+in one fused loop that XLA compiles; nothing but the result goes to memory. XLA compiles a program for every
+length, so lengths are rounded up to a few (eight for each power of two, multiples of 16,384 below) and the
+surplus is dropped: at most an eighth of the work for long calls.
+
+Measured on 2 cores of an AMD EPYC (AVX-512), 6.8 million Gaussians [53,248 x 128], median ms: this 9 to 12 in vectors
+of 512 bits, in float64; in float32 Box-Muller written with TensorFlow's operations 25, tf.random.Generator.normal 35.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_rec.core.ground.shared_graphs import SharedGraph
+from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
+from tfdp_rec.core.mechanism.noise.box_muller import gaussian_pairs
+from tfdp_rec.core.mechanism.noise.meeting import met
+from tfdp_rec.core.mechanism.noise.threefry import threefry
+
+_WORDS = 7  # of a key and of a counter block
+_SMALLEST_BUCKET = 2**14  # pairs
+_BUCKETS_PER_OCTAVE = 8
+
+
+class EntropyNoise(NoiseSource):
+    """Unit Gaussians that no seed call repeats.
+
+    - Seeded by os.urandom when it is made, and anew in a forked process that asks it for noise.
+    - A copy (copy, deepcopy, pickle) is a new source with its own seed.
+    - Its state is a variable that nothing tracks: no checkpoint, weights file or SavedModel holds it.
+
+    Args:
+        jit_compile: Whether XLA compiles the sampler. False gives numbers of the same distribution about twenty times
+            slower, for platforms whose TensorFlow has no XLA.
+
+    Example:
+        >>> import tensorflow as tf
+        >>> noise = EntropyNoise()
+        >>> noise.normal(0, tf.constant([4, 7], tf.int64), tf.constant(0, tf.int64), width=3).shape.as_list()
+        [2, 3]
+    """
+
+    secret = True
+
+    def __init__(self, jit_compile: bool = True) -> None:
+        self.jit_compile = jit_compile
+        self._sample = _COMPILED if jit_compile else _sample
+        self._noisy = _COMPILED_NOISY if jit_compile else _noisy
+        self._noisy_rows = _COMPILED_ROWS if jit_compile else _ROWS
+        self._generator, self._process = _new_generator(), os.getpid()
+
+    @tf.autograph.experimental.do_not_convert
+    def draw(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
+        del step  # every call draws anew; unit Gaussians are one row of numbers, whatever their shapes
+        if not requests:
+            return []
+        sizes = tf.stack([tf.size(r.rows, tf.int64) * (r.draws * r.width) for r in requests])
+        total = tf.reduce_sum(sizes)
+        pairs = self._sample(_bucket((total + 1) // 2), self._key())
+        values = tf.reshape(tf.bitcast(pairs, tf.float64), [-1])[:total]
+        parts = tf.split(values, sizes, num=len(requests))
+        return [request.scaled(part) for request, part in zip(requests, parts, strict=True)]
+
+    @tf.autograph.experimental.do_not_convert
+    def noisy(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
+        if any(request.grid is None for request in requests):
+            return super().noisy(requests, step)
+        # Scaled, added up and rounded inside the sampler's loop: nothing but the answer goes to memory. Where all rows
+        # have one scale, a request is a row of numbers, too; else the loop goes row by row, one width at a time.
+        together: dict[Any, list[int]] = {}
+        for place, request in enumerate(requests):
+            own = request.width if request.by_row else None, id(None if request.by_row else request.scale)
+            together.setdefault((*own, id(request.grid), len(request.onto)), []).append(place)
+        found: dict[int, tf.Tensor] = {}
+        for places in together.values():
+            those = [requests[place] for place in places]
+            found |= dict(zip(places, self._rows(those) if those[0].by_row else self._sums(those), strict=True))
+        return [found[place] for place in range(len(requests))]
+
+    def _sums(self, requests: Sequence[Request]) -> list[tf.Tensor]:
+        """Sums of one scale and grid, in one draw."""
+        sizes = tf.stack([tf.size(request.rows, tf.int64) * request.width for request in requests])
+        total = tf.reduce_sum(sizes)
+        pairs = _bucket((total + 1) // 2)
+        flat = [tf.concat([tf.reshape(x, [-1]) for x in each], 0) for each in zip(*(r.onto for r in requests))]
+        onto = [tf.pad(x, [[0, 2 * tf.cast(pairs, tf.int64) - total]]) for x in flat]
+        scale = tf.cast(1.0 if requests[0].scale is None else requests[0].scale, tf.float64)
+        drawn = self._noisy(pairs, self._key(), scale, requests[0].grid, onto)
+        parts = tf.split(tf.reshape(tf.bitcast(drawn, tf.float32), [-1])[:total], sizes, num=len(requests))
+        return [tf.reshape(part, [-1, request.width]) for part, request in zip(parts, requests, strict=True)]
+
+    def _rows(self, requests: Sequence[Request]) -> list[tf.Tensor]:
+        """Sums of rows of one width, each row with its own scale, in one draw."""
+        scales = [tf.reshape(request.scale, [-1]) for request in requests]
+        onto = [tf.concat(each, axis=0) for each in zip(*(request.onto for request in requests))]
+        width, grid = requests[0].width, requests[0].grid
+        values = self._noisy_rows(width, tf.concat(scales, axis=0), self._key(), grid, onto)
+        return tf.split(values, [tf.size(scale) for scale in scales]) if len(scales) > 1 else [values]
+
+    def _key(self) -> tf.Tensor:
+        return self._current_generator().uniform_full_int([_WORDS], dtype=tf.uint32)
+
+    @tf.autograph.experimental.do_not_convert
+    def bits(self, variable: int, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+        del variable, step  # every call draws anew
+        return self._current_generator().uniform_full_int(tf.shape(rows), dtype=tf.uint64)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.jit_compile,)
+
+    def _current_generator(self) -> tf.random.Generator:
+        """The generator, made anew in a forked process."""
+        if self._process != os.getpid():
+            self._generator, self._process = _new_generator(), os.getpid()
+        return self._generator
+
+
+def _new_generator() -> tf.random.Generator:
+    """A Philox generator whose counter and key are the operating system's entropy."""
+    # TensorFlow's own from_non_deterministic_state has a seed of 32 bits. The generator is made with the source, not at
+    # its first use: a tf.function in whose first call a variable is born is traced twice.
+    with tf.init_scope():
+        return tf.random.Generator.from_state(np.frombuffer(os.urandom(24), dtype=np.int64), alg="philox")
+
+
+def _sample(pairs: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
+    """Pairs of unit Gaussians as complex numbers, a pure function of seven words."""
+    return tf.complex(*_pairs(pairs, key))
+
+
+def _pairs(pairs: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    index = tf.bitcast(tf.range(pairs, dtype=tf.int32), tf.uint32)
+    words = threefry((index, key[0], key[1], key[2]), (key[3], key[4], key[5], key[6]))
+    return gaussian_pairs(words, tf.float64)
+
+
+def _noisy(pairs: tf.Tensor, key: tf.Tensor, scale: tf.Tensor, grid: tf.Tensor, onto: list[tf.Tensor]) -> tf.Tensor:
+    """Pairs of sums, with noise of one scale."""
+    halves = [tf.reshape(x, [pairs, 2]) for x in onto]
+    unit = _pairs(pairs, key)
+    return tf.complex(*(met(scale * z, [x[:, side] for x in halves], grid) for side, z in enumerate(unit)))
+
+
+def _noisy_rows(
+    pairs: int, scale: tf.Tensor, key: tf.Tensor, grid: tf.Tensor, onto: list[tf.Tensor]
+) -> tf.Tensor:
+    """So many pairs of sums a row, with noise of the row's scale."""
+    rows, each = tf.size(scale), tf.cast(scale, tf.float64)[:, None]
+    halves = [tf.reshape(x, [rows, pairs, 2]) for x in onto]
+    unit = [tf.reshape(z, [rows, pairs]) for z in _pairs(rows * pairs, key)]
+    return tf.complex(*(met(each * z, [x[:, :, side] for x in halves], grid) for side, z in enumerate(unit)))
+
+
+def _rows_by(sample: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+    """Rows of some width, one for each scale, by a sampler of pairs for so many rows as are admitted."""
+
+    def rows(width: int, scale: tf.Tensor, key: tf.Tensor, grid: tf.Tensor, onto: list[tf.Tensor]) -> tf.Tensor:
+        pairs = (width + 1) // 2
+        total = tf.size(scale, tf.int64)
+        room = -(-tf.cast(_bucket(tf.maximum(total, 1) * pairs), tf.int64) // pairs)
+        padded = [tf.pad(x, [[0, room - total], [0, 2 * pairs - width]]) for x in onto]
+        drawn = sample(pairs, tf.pad(scale, [[0, room - total]]), key, grid, padded)
+        values = tf.reshape(tf.bitcast(drawn, tf.float32), [-1, 2 * pairs])[:total]
+        return values if width % 2 == 0 else values[:, :width]
+
+    # A function of its own: each table draws here, and tracing all of this takes a while.
+    return SharedGraph(rows, reduce_retracing=True)
+
+
+def _bucket(pairs: tf.Tensor) -> tf.Tensor:
+    """The smallest admitted length that holds so many pairs, int32."""
+    octave = tf.math.log(tf.cast(tf.maximum(pairs, 1), tf.float64)) / np.log(2.0)
+    unit = tf.cast(tf.pow(tf.constant(2.0, tf.float64), tf.floor(octave)), tf.int64) // _BUCKETS_PER_OCTAVE
+    unit = tf.maximum(unit, _SMALLEST_BUCKET)
+    return tf.cast(tf.maximum((pairs + unit - 1) // unit, 1) * unit, tf.int32)
+
+
+# Shared, so that XLA compiles a length once.
+_COMPILED = SharedGraph(_sample, jit_compile=True)
+_COMPILED_NOISY = SharedGraph(_noisy, jit_compile=True)
+_COMPILED_ROWS = _rows_by(SharedGraph(_noisy_rows, jit_compile=True))
+_ROWS = _rows_by(_noisy_rows)

@@ -1,0 +1,101 @@
+"""Rows of a table and what belongs to them (velocity, or what a rule keeps), read and written in place.
+
+Distinct rows are changed by a gather and a scatter that replaces them, at the speed of memory; TensorFlow's scatter
+that adds is three times as slow, and rounds once for each time that an id repeats.
+
+Every read is a gather from the variable itself and every write a scatter into it: a whole read of a table in the same
+graph would make TensorFlow copy the table before each write (see docs/design-optimizers.md).
+
+A graph orders what touches one variable, and nothing between two. Where the order of two variables' writes matters
+(noise before the mark that says it was added), the writes are operations to wait for: see `after`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdp_rec.core.ground.withheld_rows import held_rows, withheld
+from tfdp_rec.core.mechanism.rules import Recursion, Rows, Scalar, TableRule
+
+CHUNK_VALUES = 1 << 20  # values handled at once when a whole table is swept: 4 MiB of float32, which stay in cache
+
+Operations = list[tf.Operation]
+"""Writes to wait for; eagerly there is nothing to wait for, and the list is empty."""
+
+
+def after(writes: Operations) -> contextlib.AbstractContextManager[Any]:
+    """A block whose operations run after `writes`, also in a graph that is cut short by an error elsewhere."""
+    return tf.control_dependencies(writes)
+
+
+def scatter(kind: str, variable: tf.Variable, ids: tf.Tensor, values: tf.Tensor) -> Operations:
+    """Writes rows in place: `kind` is "Add" or "Update"."""
+    write = getattr(tf.raw_ops, f"ResourceScatter{kind}")
+    done = write(resource=variable.handle, indices=ids, updates=tf.cast(values, variable.dtype))
+    return [] if done is None else [done]
+
+
+def assigned(variable: tf.Variable, value: tf.Tensor) -> Operations:
+    """Writes a whole variable."""
+    done = tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
+    return [] if done is None else [done]
+
+
+def distinct_rows(slices: tf.IndexedSlices) -> tuple[tf.Tensor, tf.Tensor]:
+    """The distinct ids of `slices` and the sum of the slices of each."""
+    ids, segment = tf.unique(tf.cast(slices.indices, tf.int64))
+    return ids, tf.math.unsorted_segment_sum(slices.values, segment, tf.size(ids))
+
+
+class Table:
+    """A variable that is read by row, its rows' velocity or rule state, and its number in the model."""
+
+    def __init__(
+        self, number: int, variable: keras.Variable, state: keras.Variable | None, rule: Recursion | TableRule
+    ):
+        self.number, self.variable, self.state, self.rule = number, variable, state, rule
+        self.rows, self.width = variable.shape[0], int(tf.TensorShape(variable.shape[1:]).num_elements())
+
+    @property
+    def path(self) -> str:
+        """The variable's path within its model."""
+        return self.variable.path
+
+    def read(self, ids: tf.Tensor) -> Rows:
+        """float32 rows of the weights, and of the state."""
+        return tuple(tf.cast(tf.gather(held_rows(variable), ids), tf.float32) for variable in self._kept)
+
+    def write(self, ids: tf.Tensor, rows: Rows) -> Operations:
+        """Replaces rows; `ids` are distinct."""
+        pairs = zip(self._kept, rows, strict=True)
+        return [done for variable, values in pairs for done in scatter("Update", held_rows(variable), ids, values)]
+
+    @property
+    def _kept(self) -> list[keras.Variable]:
+        return [self.variable] if self.state is None else [self.variable, self.state]
+
+    def withhold(self) -> None:
+        """Keeps the rows from whatever else reads the table, if any mechanism may owe them noise."""
+        for variable in self._kept:
+            if (places := withheld(variable)) is not None:
+                places.withhold()
+
+    def step(self, ids: tf.Tensor, move: tf.Tensor, learning_rate: Scalar) -> Operations:
+        """A whole step, noise included, for some distinct rows. Rounding to the table's type comes last."""
+        return self.write(ids, self.rule.step(self.read(ids), move, learning_rate))
+
+    def sweep(self, act: Callable[[tf.Tensor], Any]) -> None:
+        """Calls `act` with the ids of the table, a bounded chunk at a time, one chunk after the other."""
+        chunk = max(1, min(self.rows, CHUNK_VALUES // max(self.width, 1)))
+
+        def body(start: tf.Tensor) -> tuple[tf.Tensor]:
+            act(tf.range(start, tf.minimum(start + chunk, self.rows), dtype=tf.int64))
+            return (start + chunk,)
+
+        start = tf.constant(0, tf.int64)
+        tf.while_loop(lambda at: at < self.rows, body, (start,), parallel_iterations=1)

@@ -1,0 +1,173 @@
+"""All factors of one variable together: merged, their norm, their sum over the batch.
+
+With a and b the gradients of one example by two factors of different kinds, ‖a + b‖² = ‖a‖² + 2⟨a, b⟩ + ‖b‖². The inner
+products stand here, once for each pair of kinds that meet (a table that is looked up and also gives the logits); kinds
+that have none are formed and added.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from tfdp_rec.core.sensitivity import float_sums
+from tfdp_rec.core.sensitivity.factors import (
+    Factor,
+    Outer,
+    PerExample,
+    Rows,
+    Scores,
+    by_position,
+    count_along,
+    root,
+    total,
+)
+from tfdp_rec.core.sensitivity.float_sums import Depth
+
+CANCELLING = 256.0  # how many times smaller than its parts a gradient may be before it is clipped by its parts
+_ANY = 2.0**60  # a depth that cuts no sum
+
+
+def _find(ids: tf.Tensor, among: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """Whether each id stands in the list `among` of distinct ids, and where (anywhere, if it does not)."""
+    among = tf.concat([among, tf.constant([-1], among.dtype)], axis=0)  # so that the list is never empty
+    order = tf.argsort(among)
+    ordered = tf.gather(among, order)
+    place = tf.minimum(tf.searchsorted(ordered, ids), tf.size(ordered) - 1)
+    found = tf.equal(tf.gather(ordered, place), ids)
+    return found, tf.where(found, tf.gather(order, place), tf.zeros_like(place))
+
+
+def _rows_scores(rows: Rows, scores: Scores) -> tf.Tensor:
+    """⟨Σ_t e(id_t) g_tᵀ, Σ_u Σ_s d_us e(id_s) q_uᵀ⟩ = Σ_{t,u} d_u[id_t's place among the candidates] (g_t · q_u)."""
+    candidates, columns = scores.distinct
+    d, q = (by_position(tensor) for tensor in scores.tensors)
+    found, place = (tf.reshape(v, tf.shape(rows.ids)) for v in _find(tf.reshape(rows.ids, [-1]), candidates))
+    own = tf.gather(_with_a_column(d), tf.gather(tf.pad(columns, [[0, 1]]), place), axis=2, batch_dims=1)
+    along = tf.matmul(q, rows.summed, transpose_b=True)
+    pairs = tf.where(found[:, None, :], own * along, tf.zeros_like(along))
+    return tf.reduce_sum(tf.reduce_sum(pairs, axis=2), axis=1)
+
+
+def _scores_scores(a: Scores, b: Scores) -> tf.Tensor:
+    """⟨Σ_t Σ_s d_ts e(id_s) q_tᵀ, Σ_u Σ_v c_uv e(id_v) p_uᵀ⟩ = Σ_{t,u} (q_t · p_u) Σ over common ids of d_t c_u."""
+    (ids, own), (others, columns) = a.distinct, b.distinct
+    found, place = _find(ids, others)
+    (d, q), (c, p) = ([by_position(tensor) for tensor in factor.tensors] for factor in (a, b))
+    d = tf.gather(d, own, axis=2)
+    common = tf.gather(_with_a_column(c), tf.gather(tf.pad(columns, [[0, 1]]), place), axis=2)
+    common = tf.where(found, common, tf.zeros_like(common))
+    pairs = tf.matmul(q, p, transpose_b=True) * tf.matmul(d, common, transpose_b=True)
+    return tf.reduce_sum(tf.reduce_sum(pairs, axis=2), axis=1)
+
+
+def _with_a_column(d: tf.Tensor) -> tf.Tensor:
+    """`d`, or one more column where it may have none: a place that is not found is the first."""
+    return d if d.shape[2] else tf.pad(d, [[0, 0], [0, 0], [0, 1]])
+
+
+def _rows_outer(rows: Rows, outer: Outer) -> tf.Tensor:
+    """⟨Σ_t e(id_t) g_tᵀ, Σ_s x_s h_sᵀ⟩ = Σ_{t,s} x_s[id_t] (g_t · h_s): a table that also gives the logits."""
+    picked = tf.gather(by_position(outer.x), rows.ids, axis=2, batch_dims=1)
+    pairs = picked * tf.matmul(by_position(outer.g), rows.summed, transpose_b=True)
+    return tf.reduce_sum(tf.reduce_sum(pairs, axis=2), axis=1)
+
+
+_INNER_PRODUCTS: dict[tuple[type, type], Callable[..., tf.Tensor]] = {
+    (Rows, Scores): _rows_scores,
+    (Scores, Scores): _scores_scores,
+    (Rows, Outer): _rows_outer,
+}
+
+
+def _inner_product(a: Factor, b: Factor) -> tf.Tensor:
+    """The inner product of each example's two gradients, `[batch]`."""
+    for left, right in ((a, b), (b, a)):
+        if (type(left), type(right)) in _INNER_PRODUCTS:
+            return _INNER_PRODUCTS[type(left), type(right)](left, right)
+    return tf.reduce_sum(a.dense().values * b.dense().values)  # raises, with the reason: `merge` left no other pair
+
+
+def merge(factors: Sequence[Factor]) -> list[Factor]:
+    """One factor of each mergeable kind, from all the factors of one variable."""
+    # Kinds without an inner product are formed and added: the sum must be of the same numbers as the norm.
+    kinds = dict.fromkeys(type(f) for f in factors if f.mergeable)
+    merged = [kind.merge([f for f in factors if type(f) is kind]) for kind in kinds]
+    apart = merged + [f for f in factors if not f.mergeable]
+    if len(apart) > 1 and not all(_have_product(a, b) for a, b in itertools.combinations(apart, 2)):
+        return [PerExample.merge([f.dense() for f in apart])]
+    return apart
+
+
+def _have_product(a: Factor, b: Factor) -> bool:
+    return (type(a), type(b)) in _INNER_PRODUCTS or (type(b), type(a)) in _INNER_PRODUCTS
+
+
+def measure(factors: Sequence[Factor]) -> tuple[tf.Tensor, tf.Tensor]:
+    """(norm, reach) of each example's gradient by merged factors; the norm is at least reach / `CANCELLING`."""
+    if len(factors) == 1 and factors[0].whole:
+        norm = factors[0].norm()
+        return norm, norm
+    reach = total(tf.stack([f.reach() for f in factors], axis=1))
+    norm = factors[0].norm() if len(factors) == 1 else _norm_of_several(factors, reach)
+    return tf.maximum(norm, reach / CANCELLING), reach
+
+
+def _norm_of_several(factors: Sequence[Factor], reach: tf.Tensor) -> tf.Tensor:
+    # ‖Σ_a g_a‖² = Σ_a ‖g_a‖² + 2 Σ_{a<b} ⟨g_a, g_b⟩, rounded up by what cancelling terms may lose of reach².
+    square = tf.add_n([tf.square(f.norm()) for f in factors])
+    for a, b in itertools.combinations(factors, 2):
+        square += 2 * _inner_product(a, b)
+    lost = sum((_additions(f) for f in factors), 8.0 + len(factors) ** 2) * float_sums.unit(square.dtype)
+    return root(square + lost * tf.square(reach))
+
+
+def _additions(factor: Factor) -> tf.Tensor | float:
+    """How many numbers an inner product with this factor adds up, along all of its axes."""
+    sizes = [count_along(v.shape[axis], v, axis) for v in factor.tensors for axis in range(1, v.shape.rank)]
+    dtype = factor.tensors[0].dtype
+    return sum((tf.cast(s, dtype) for s in sizes), tf.zeros([], dtype))
+
+
+def weighted_sum(factors: Sequence[Factor], weights: tf.Tensor, depth: Depth) -> tf.Tensor | tf.IndexedSlices:
+    """Σ_b weights[b] · gradient of example b of one variable: distinct rows if every factor is sparse."""
+    if len(factors) == 1:
+        return factors[0].weighted_sum(weights, depth)
+    # An example has one term in each factor's sum: the bound for several terms counts, less the additions that follow.
+    left = depth.parts - len(factors)
+
+    def added(parts: Sequence[Factor], depth: tf.Tensor) -> tuple[tf.Tensor, ...]:
+        sums = [part.weighted_sum(weights, Depth(depth, depth)) for part in parts]
+        if all(part.sparse for part in parts):
+            joined = join(sums)
+            return joined.indices, joined.values
+        return (functools.reduce(tf.add, [tf.convert_to_tensor(each) for each in sums]),)
+
+    def in_float64() -> tuple[tf.Tensor, ...]:
+        # Where an example's parts cancel, the sums of the factors may be far larger than their total: not one of them
+        # may be rounded to float32 by itself.
+        *ids, total = added([factor.in_float64() for factor in factors], tf.constant(_ANY, tf.float64))
+        return (*ids, tf.cast(total, factors[0].tensors[0].dtype))
+
+    first: Any = factors[0]
+    *ids, values = tf.cond(left >= 1, lambda: added(factors, left), in_float64)
+    return tf.IndexedSlices(values, ids[0], tf.constant(first.shape, tf.int64)) if ids else values
+
+
+def join(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
+    """Several sums of one variable's rows as one, an id standing once."""
+    values, ids = (tf.concat([getattr(s, part) for s in slices], axis=0) for part in ("values", "indices"))
+    distinct, added = _once(tf.cast(ids, tf.int64), values)
+    return tf.IndexedSlices(tf.ensure_shape(added, [None, *values.shape[1:]]), distinct, slices[0].dense_shape)
+
+
+def _once(ids: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    distinct, place = tf.unique(ids)
+    count = tf.size(distinct)
+    return distinct, tf.cond(
+        count < tf.size(ids), lambda: tf.math.unsorted_segment_sum(values, place, count), lambda: values
+    )

@@ -1,0 +1,481 @@
+"""Per-example gradients in factored form: their norms and weighted sums, without ever forming them.
+
+A factor stores one example's gradient of a variable as the few tensors that it is made of. With T positions (or calls)
+an example, and b the example:
+
+=============  =============================================  ============================================
+factor         gradient of example b                          norm
+=============  =============================================  ============================================
+`PerExample`   v_b, formed                                    ‖v_b‖
+`Outer`        Σ_t x_bt g_btᵀ                                 √ Σ_{t,s} (x_bt·x_bs)(g_bt·g_bs)
+`Rows`         Σ_t e(id_bt) g_btᵀ, e(i) the i-th unit vector  √ Σ over distinct ids i of ‖Σ_{t: id_bt = i} g_bt‖²
+`Scores`       Σ_t Σ_s d_bts e(id_s) q_btᵀ, ids shared        of the `Outer` product of d, summed over equal ids, and q
+=============  =============================================  ============================================
+
+A variable that several calls read has several factors. Factors of one kind are concatenated over T (or added),
+which makes shared layers exact; factors of different kinds add twice their inner product (tied tables).
+
+**In floating point** a norm that comes out too small is a clip that holds too little. Three rules, proved to suffice in
+docs/privacy-floating-point.md:
+
+- *the numbers that are summed are the numbers whose norm was taken*: an id that an example read twice is one
+  row, summed before the norm and before the sum alike;
+- *every norm is rounded up*, by a proven bound on its error, also where its square would underflow;
+- *cancelling terms are bounded by their sizes*: `reach` is the sum of the norms of the terms of an example's gradient.
+  Where it is far above the norm, rounding errors of the terms count, so the norm is at least reach / 256, and the sum
+  over the batch is as exact as the batch's total reach demands (`float_sums.py`).
+
+A layer that is called on merged axes (ids flattened to [B·T]) gives factors of B·k rows; `folded` adds up each
+example's k.
+"""
+
+from __future__ import annotations
+
+import abc
+import functools
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import tensorflow as tf
+
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.sensitivity import float_sums
+from tfdp_rec.core.sensitivity.float_sums import Depth
+
+_FLOOR = 2.0**-50  # added to lengths, √values times: above what squares lose that are too small to be float32 numbers
+
+
+class Reads(NamedTuple):
+    """Rows of one table: `example[i]` has a gradient at row `ids[i]`; all examples read the `shared` rows."""
+
+    example: tf.Tensor
+    ids: tf.Tensor
+    shared: tf.Tensor
+
+
+def wide(tensor: tf.Tensor) -> tf.Tensor:
+    """`tensor` in float32 at least: the type in which norms are computed."""
+    return tensor if tensor.dtype in (tf.float32, tf.float64) else tf.cast(tensor, tf.float32)
+
+
+def count_along(size: int | None, tensor: tf.Tensor, axis: int) -> tf.Tensor | float:
+    """The length of an axis: `size` if it is known while tracing, otherwise a tensor."""
+    return float(size) if size is not None else tf.cast(tf.shape(tensor)[axis], tensor.dtype)
+
+
+def _rounded(additions: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor | float:
+    """1 + the largest relative error of `additions` and a few more, of terms of one sign."""
+    return 1 + (additions + 8) * float_sums.unit(dtype)
+
+
+def length(tensor: tf.Tensor) -> tf.Tensor:
+    """‖·‖ along the last axis, rounded up."""
+    values = count_along(tensor.shape[-1], tensor, -1)
+    # One pass over the tensor; squaring and adding up would make three.
+    found = tf.raw_ops.EuclideanNorm(input=tensor, axis=[-1])
+    return found * _rounded(values / 2, tensor.dtype) + _FLOOR * tf.sqrt(tf.cast(values, tensor.dtype))
+
+
+def length_of_all(tensor: tf.Tensor) -> tf.Tensor:
+    """‖tensor[b]‖ for each example, axis by axis, so that no sum is longer than an axis."""
+    if tensor.shape.rank == 1:
+        return tf.abs(tensor) + _FLOOR
+    while tensor.shape.rank > 2:
+        tensor = length(tensor)
+    return length(tensor)
+
+
+def total(lengths: tf.Tensor) -> tf.Tensor:
+    """Σ over positions `[batch, T]`, rounded up."""
+    return tf.reduce_sum(lengths, axis=1) * _rounded(count_along(lengths.shape[1], lengths, 1), lengths.dtype)
+
+
+def _flat(tensor: tf.Tensor) -> tf.Tensor:
+    """`[batch, values]`."""
+    # TensorFlow is fastest in this shape, and finds equal work on one tensor: a layer's output gradient is part of the
+    # factors of its kernel and of its bias.
+    if tensor.shape.rank == 2:
+        return tensor
+    values = tf.TensorShape(tensor.shape[1:]).num_elements()
+    return tf.reshape(tensor, [tf.shape(tensor)[0], tf.reduce_prod(tf.shape(tensor)[1:]) if values is None else values])
+
+
+def _weigh(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+    """`weights[b] * tensor[b]`, zero for a weight of zero and an infinite or undefined gradient."""
+    rows = _flat(tensor)
+    weighed = tf.math.multiply_no_nan(rows, tf.cast(weights, tensor.dtype)[:, None])
+    return weighed if rows is tensor else tf.reshape(weighed, tf.shape(tensor))
+
+
+def _silence(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
+    """`tensor` with the examples of weight zero set to zero; no work if there are none."""
+    kept = _silenced(weights, _flat(tensor))
+    return tf.ensure_shape(tf.reshape(kept, tf.shape(tensor)), tensor.shape)
+
+
+@float_sums.traced_once
+def _silenced(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    counts = tf.not_equal(weights, 0)
+    return tf.cond(tf.reduce_all(counts), lambda: rows, lambda: _weigh(tf.cast(counts, rows.dtype), rows))
+
+
+@float_sums.traced_once
+def _in_first_places(ids: tf.Tensor, g: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    """`g` summed over equal ids of one example, at the place of the first; zero at the others."""
+    # (example, id) pairs as one number: ids are below `rows`, as `of_rows` ensures.
+    batch, flat = tf.shape(ids, tf.int64)[0], tf.reshape(g, [-1, tf.shape(g)[2]])
+    _, place, count = tf.unique_with_counts(tf.reshape(tf.range(batch)[:, None] * rows + ids, [-1]))
+    repeated = count > 1
+
+    def summed() -> tf.Tensor:
+        # All of `g` is read and written once; the rest is as large as what repeats.
+        at = tf.where(tf.gather(repeated, place))
+        number = tf.gather(tf.cumsum(tf.cast(repeated, tf.int32)) - 1, tf.gather_nd(place, at))
+        groups, here = tf.reduce_max(number) + 1, tf.range(tf.size(number))
+        sums = tf.math.unsorted_segment_sum(tf.gather_nd(flat, at), number, groups)
+        first = tf.equal(tf.gather(tf.math.unsorted_segment_min(here, number, groups), number), here)
+        new = tf.where(first[:, None], tf.gather(sums, number), tf.zeros([], g.dtype))
+        return tf.reshape(tf.tensor_scatter_nd_update(flat, at, new), tf.shape(g))
+
+    return tf.cond(tf.reduce_any(repeated), summed, lambda: g)
+
+
+def _one_long_axis(tensor: tf.Tensor) -> tf.Tensor:
+    """`[batch, T, n]` as `[batch·T, n]`, also where n is 0."""
+    batch, positions, values = tf.unstack(tf.shape(tensor))
+    return tf.ensure_shape(tf.reshape(tensor, [batch * positions, values]), [None, tensor.shape[2]])
+
+
+def by_position(tensor: tf.Tensor) -> tf.Tensor:
+    """`[batch, T, n]`, with T = 1 for a tensor without positions."""
+    return tensor[:, None, :] if tensor.shape.rank == 2 else tensor
+
+
+class Factor(abc.ABC):
+    """Each example's gradient of one variable, in one of the forms of this file's table."""
+
+    sparse = False
+    mergeable = True
+
+    @classmethod
+    @abc.abstractmethod
+    def merge(cls, factors: Sequence[Factor]) -> Factor:
+        """The factor of the sum of the gradients of `factors`, all of this class."""
+
+    @property
+    @abc.abstractmethod
+    def tensors(self) -> tuple[tf.Tensor, ...]:
+        """The numbers that gradients are made of, with the batch as first axis."""
+
+    @abc.abstractmethod
+    def norm(self) -> tf.Tensor:
+        """The norm of each example's gradient, rounded up, `[batch]`."""
+
+    def reach(self) -> tf.Tensor:
+        """The sum of the norms of the terms of each example's gradient, `[batch]`: its norm if there is one term."""
+        return self.norm()
+
+    @property
+    def whole(self) -> bool:
+        """Whether an example contributes a single term to each number of the sum."""
+        return True
+
+    @property
+    def terms(self) -> tf.Tensor | int:
+        """The number of terms that an example contributes to a number of the sum."""
+        return 1
+
+    @abc.abstractmethod
+    def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor | tf.IndexedSlices:
+        """Σ_b weights[b] · gradient of example b, in the variable's shape; distinct rows if sparse."""
+
+    @abc.abstractmethod
+    def in_float64(self) -> Factor:
+        """The same numbers in float64, and so their weighted sum."""
+
+    def reads(self) -> Reads:
+        """The rows at which each example has a gradient, by which mechanisms choose rows: for sparse kinds."""
+        raise NotImplementedError(f"{type(self).__name__} is sparse and must say which examples read which rows.")
+
+    def dense(self) -> PerExample:
+        """The same gradients, formed: for pairs of kinds without a cheaper inner product."""
+        raise NotImplementedError(
+            "A table is read by row in one layer, and as a whole in a layer without a rule for tables, so an example's "
+            "gradient would have the table's shape. Register a rule for the second layer."
+        )
+
+
+class PerExample(Factor):
+    """Formed gradients.
+
+    Args:
+        values: Gradients, `[batch, *variable.shape]`.
+    """
+
+    def __init__(self, values: tf.Tensor):
+        self.values = wide(values)
+
+    @classmethod
+    def merge(cls, factors: Sequence[PerExample]) -> PerExample:  # type: ignore[override]
+        return cls(tf.add_n([f.values for f in factors]))
+
+    @property
+    def tensors(self) -> tuple[tf.Tensor, ...]:
+        return (self.values,)
+
+    def norm(self) -> tf.Tensor:
+        return length_of_all(self.values)
+
+    def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor:
+        shape = tf.shape(self.values)[1:]
+        added = float_sums.examples(_flat(_weigh(weights, self.values)), depth.whole)
+        return tf.ensure_shape(tf.reshape(added, shape), self.values.shape[1:])
+
+    def in_float64(self) -> PerExample:
+        return PerExample(tf.cast(self.values, tf.float64))
+
+    def dense(self) -> PerExample:
+        return self
+
+
+class Outer(Factor):
+    """Σ_t x_t g_tᵀ for `x` `[batch, T, in]` and `g` `[batch, T, out]`, both without T where there is one position;
+    `assemble` makes of `[n, in, out]` n gradients in the variable's shape.
+    """
+
+    def __init__(self, x: tf.Tensor, g: tf.Tensor, assemble: Callable[[tf.Tensor], tf.Tensor]):
+        self.x, self.g, self.assemble = wide(x), wide(g), assemble
+
+    @classmethod
+    def merge(cls, factors: Sequence[Outer]) -> Outer:  # type: ignore[override]
+        if len(factors) == 1:
+            return factors[0]
+        x, g = (tf.concat([by_position(v) for v in each], axis=1) for each in zip(*((f.x, f.g) for f in factors)))
+        return cls(x, g, factors[0].assemble)
+
+    @property
+    def tensors(self) -> tuple[tf.Tensor, ...]:
+        return self.x, self.g
+
+    @property
+    def whole(self) -> bool:
+        return self.x.shape.rank == 2 or self.x.shape[1] == 1
+
+    @property
+    def terms(self) -> tf.Tensor | int:
+        return 1 if self.whole else tf.shape(self.x)[1]
+
+    def reach(self) -> tf.Tensor:
+        if self.whole:
+            return self.norm()
+        return total(length(self.x) * length(self.g))
+
+    def _gram_norm(self) -> tf.Tensor:
+        # √ Σ_{t,s} (x_t·x_s)(g_t·g_s): terms of both signs, rounded up by a share of reach², the most they may lose.
+        products = tf.matmul(self.x, self.x, transpose_b=True) * tf.matmul(self.g, self.g, transpose_b=True)
+        square = tf.reduce_sum(tf.reduce_sum(products, axis=2), axis=1)
+        positions, rows, columns = (
+            count_along(tensor.shape[axis], tensor, axis) for tensor, axis in ((self.x, 1), (self.x, 2), (self.g, 2))
+        )
+        lost = (rows + columns + 2 * positions + 8) * float_sums.unit(square.dtype)
+        return root(square + lost * tf.square(self.reach()))
+
+    def _formed_norm(self) -> tf.Tensor:
+        lost = (count_along(self.x.shape[1], self.x, 1) + 8) * float_sums.unit(self.x.dtype)
+        return length_of_all(self._formed()) + lost * self.reach()
+
+    def _formed(self) -> tf.Tensor:
+        return tf.matmul(by_position(self.x), by_position(self.g), transpose_a=True)
+
+    def norm(self) -> tf.Tensor:
+        if self.whole:  # a product of lengths: squares may underflow or overflow
+            return length(_flat(self.x)) * length(_flat(self.g)) * _rounded(0, self.x.dtype)
+        # T²(in + out) products by the Gram matrices against T·in·out by forming the gradient: take the fewer.
+        positions, rows, columns = self.x.shape[1], self.x.shape[2], self.g.shape[2]
+        if None not in (positions, rows, columns):
+            return self._gram_norm() if positions * (rows + columns) <= rows * columns else self._formed_norm()
+        (positions, rows), columns = tf.unstack(tf.shape(self.x)[1:]), tf.shape(self.g)[2]
+        return tf.cond(positions * (rows + columns) <= rows * columns, self._gram_norm, self._formed_norm)
+
+    def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor:
+        x, g = _silence(weights, self.x), _weigh(weights, self.g)
+        flat_x, flat_g = (v if v.shape.rank == 2 else _one_long_axis(v) for v in (x, g))
+        added = float_sums.products(flat_x, flat_g, depth.whole if self.whole else depth.parts)
+        return self.assemble(tf.ensure_shape(added, [self.x.shape[-1], self.g.shape[-1]])[None])[0]
+
+    def in_float64(self) -> Outer:
+        return Outer(tf.cast(self.x, tf.float64), tf.cast(self.g, tf.float64), self.assemble)
+
+    def dense(self) -> PerExample:
+        return PerExample(self.assemble(self._formed()))
+
+
+class Rows(Factor):
+    """Gradients of the rows that each example looked up: `ids` `[batch, T]` and `g` `[batch, T, width]`.
+
+    Args:
+        shape: Shape of the table.
+    """
+
+    sparse = True
+
+    def __init__(self, ids: tf.Tensor, g: tf.Tensor, shape: Sequence[int]):
+        self.ids, self.g, self.shape = tf.cast(ids, tf.int64), wide(g), tuple(shape)
+
+    @classmethod
+    def merge(cls, factors: Sequence[Rows]) -> Rows:  # type: ignore[override]
+        if len(factors) == 1:
+            return factors[0]
+        ids = tf.concat([f.ids for f in factors], axis=1)
+        return cls(ids, tf.concat([f.g for f in factors], axis=1), factors[0].shape)
+
+    @property
+    def tensors(self) -> tuple[tf.Tensor, ...]:
+        return (self.g,)
+
+    @functools.cached_property
+    def summed(self) -> tf.Tensor:
+        """`g` summed over repeated ids of one example, at the place of the first; zero at the others."""
+        # Memory grows with the length of a bag; comparing all pairs of ids would take its square.
+        if self.ids.shape[1] == 1:
+            return self.g
+        found = _in_first_places(self.ids, self.g, tf.constant(self.shape[0], tf.int64))
+        return tf.ensure_shape(found, self.g.shape)
+
+    def norm(self) -> tf.Tensor:
+        return length_of_all(self.summed) if self.ids.shape[1] != 1 else length(self.g[:, 0])
+
+    def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
+        places = tf.cast(tf.reshape(tf.ones_like(self.ids, weights.dtype) * weights[:, None], [-1]), self.g.dtype)
+        values = tf.reshape(_silence(weights, self.summed), [-1, self.g.shape[2]])
+        ids, added = float_sums.rows(tf.reshape(self.ids, [-1]), values, places, depth.whole)
+        return tf.IndexedSlices(added, ids, tf.constant(self.shape, tf.int64))
+
+    def in_float64(self) -> Rows:
+        return Rows(self.ids, tf.cast(self.summed, tf.float64), self.shape)
+
+    def reads(self) -> Reads:
+        # What a model reads and makes nothing of, such as padding, has a gradient of zero.
+        at = tf.where(tf.reduce_any(tf.not_equal(self.g, 0), axis=2))
+        return Reads(at[:, 0], tf.gather_nd(self.ids, at), tf.zeros([0], tf.int64))
+
+
+class Scores(Factor):
+    """Gradients of shared candidates' rows `ids` `[S]`: Σ_t d_t q_tᵀ for the gradients `d` `[batch, T, S]` of logits
+    and the queries `q` `[batch, T, width]`, both without T where an example has one query.
+
+    Args:
+        shape: Shape of the table.
+    """
+
+    sparse, mergeable = True, False  # several may have candidates of their own: see `cross_terms.py`
+
+    def __init__(self, ids: tf.Tensor, d: tf.Tensor, q: tf.Tensor, shape: Sequence[int]):
+        self.ids, self.shape = tf.cast(ids, tf.int64), tuple(shape)
+        # Of an id that stands several times the first column has the sum, and the others nothing.
+        columns = wide(d) if d.shape.rank == 2 else _one_long_axis(wide(d))
+        summed = _in_first_columns(self.ids, columns)
+        self.outer = Outer(tf.ensure_shape(tf.reshape(summed, tf.shape(d)), d.shape), q, lambda formed: formed)
+
+    @property
+    def tensors(self) -> tuple[tf.Tensor, ...]:
+        return self.outer.tensors
+
+    @functools.cached_property
+    def distinct(self) -> tuple[tf.Tensor, tf.Tensor]:
+        """The distinct ids `[n]`, and the first column of each."""
+        ids, number = tf.unique(self.ids)
+        return ids, _first_places(number, tf.size(ids))
+
+    @classmethod
+    def merge(cls, factors: Sequence[Scores]) -> Scores:  # type: ignore[override]
+        raise NotImplementedError("Scores are not merged: each has candidates of its own.")
+
+    @property
+    def whole(self) -> bool:
+        return self.outer.whole
+
+    @property
+    def terms(self) -> tf.Tensor | int:
+        return self.outer.terms
+
+    def reach(self) -> tf.Tensor:
+        return self.outer.reach()
+
+    def norm(self) -> tf.Tensor:
+        return self.outer.norm()
+
+    def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
+        ids, columns = self.distinct
+        rows = tf.gather(self.outer.weighted_sum(weights, depth), columns)
+        rows = tf.ensure_shape(rows, [None, self.outer.g.shape[-1]])
+        return tf.IndexedSlices(rows, ids, tf.constant(self.shape, tf.int64))
+
+    def in_float64(self) -> Scores:
+        d, q = (tf.cast(tensor, tf.float64) for tensor in self.tensors)
+        return Scores(self.ids, d, q, self.shape)
+
+    def reads(self) -> Reads:
+        return Reads(tf.zeros([0], tf.int64), tf.zeros([0], tf.int64), self.ids)
+
+
+def _first_places(number: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Where each of `count` ids stands first, by the ids' numbers in the order of their first places."""
+    return tf.math.unsorted_segment_min(tf.range(tf.size(number)), number, count)
+
+
+@float_sums.traced_once
+def _in_first_columns(ids: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
+    distinct, number = tf.unique(ids)
+    count = tf.size(distinct)
+
+    def summed() -> tf.Tensor:
+        first = tf.gather(_first_places(number, count), number)
+        return tf.transpose(tf.math.unsorted_segment_sum(tf.transpose(d), first, tf.size(ids)))
+
+    # Repeats that come last and have no gradient, as `negatives.repeats_last` makes them: `d` is the sum already.
+    come_last = tf.reduce_all(tf.equal(number[:count], tf.range(count)))
+    return tf.cond(come_last & tf.reduce_all(tf.equal(d[:, count:], 0)), lambda: d, summed)
+
+
+def root(square: tf.Tensor) -> tf.Tensor:
+    """√, rounded up; a square rounded below zero counts as zero, NaN stays NaN."""
+    kept = tf.where(square < 0, tf.zeros_like(square), square)
+    return tf.sqrt(kept) * _rounded(0, square.dtype) + _FLOOR
+
+
+def folded(factor: Factor, batch_size: tf.Tensor, name: str) -> Factor:
+    """The factor of `batch_size` examples from one of B·k rows, example-major."""
+    # An example's gradient is the sum over its k rows: formed gradients are added up, positions are put side by side.
+    if isinstance(factor, PerExample):
+        return PerExample(tf.reduce_sum(_by_example(factor.values, batch_size), axis=1))
+    if isinstance(factor, Rows):
+        ids, g = (_by_example(t, batch_size) for t in (factor.ids, factor.g))
+        return Rows(_one_run(ids), _one_run(g), factor.shape)
+    if isinstance(factor, Outer):
+        x, g = (_by_example(t, batch_size) for t in (factor.x, factor.g))
+        x, g = (t if t.shape.rank == 3 else _one_run(t) for t in (x, g))
+        return Outer(x, g, factor.assemble)
+    if isinstance(factor, Scores):
+        d, q = (_by_example(t, batch_size) for t in factor.tensors)
+        d, q = (t if t.shape.rank == 3 else _one_run(t) for t in (d, q))
+        return Scores(factor.ids, d, q, factor.shape)
+    raise NotPrivate(
+        f"Layer '{name}' is called on several rows an example in one long axis, whose gradients its clipping rule "
+        "does not add up by example; call it on [batch, T, ...] instead."
+    )
+
+
+def _by_example(tensor: tf.Tensor, batch_size: tf.Tensor) -> tf.Tensor:
+    """`[B·k, ...]` as `[B, k, ...]`; a batch of no examples has k = 0."""
+    shape = tf.shape(tensor)
+    each = shape[0] // tf.maximum(batch_size, 1)
+    split = tf.reshape(tensor, tf.concat([[batch_size, each], shape[1:]], axis=0))
+    return tf.ensure_shape(split, [None, None, *tensor.shape[1:]])
+
+
+def _one_run(tensor: tf.Tensor) -> tf.Tensor:
+    """`[B, k, T, ...]` as `[B, k·T, ...]`."""
+    shape = tf.shape(tensor)
+    run = tf.reshape(tensor, tf.concat([[shape[0], shape[1] * shape[2]], shape[3:]], axis=0))
+    return tf.ensure_shape(run, [None, None, *tensor.shape[3:]])

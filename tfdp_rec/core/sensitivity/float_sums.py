@@ -1,0 +1,182 @@
+"""Sums over a batch in floating point, with a bound on the error that holds for all inputs.
+
+A float sum is rounded at every addition, by at most u times the partial sum (u = 2⁻²⁴ in float32), and the rounding of
+later additions depends on what came before: taking one example out of a batch changes the errors that all the others
+make. So the errors must be small against the clip for all data. For terms t_b that each go through at most D additions,
+in any order and along any tree,
+
+    ‖computed − exact‖  ≤  u D Σ_b ‖t_b‖                                       and, for ‖t_b‖ ≤ 1 and n terms,
+    ‖computed − exact‖  ≤  u n (D/√3 + 3)                                      (docs/privacy-floating-point.md, lemma 3)
+
+A matrix product over the batch may send a term through as many additions as there are terms. Here it is cut into pieces
+of c terms, whose results are then added up: D = c + (number of pieces), or, if four at a time are added up in float32
+and the rest in float64, D = c + 5. `Depth` is the D that the slack in the clip allows. Where no cut is short enough
+(examples whose parts are huge and cancel), the sum is made in float64. No order of additions is assumed, so neither the
+processor's kernels nor their threads matter.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_rec.core.ground.shared_graphs import SharedGraph
+
+
+def unit(dtype: tf.DType) -> float:
+    """u: the relative error of one rounding."""
+    return float(np.finfo(dtype.as_numpy_dtype).eps) / 2
+
+
+def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` of tensors as a graph that is traced once for all shapes of the same ranks and types."""
+    # Branches and loops take long to trace, and a model has many variables. Not for functions that run in a server's
+    # section (`cross_terms.join`): a graph stays on the device of its first trace.
+
+    @functools.cache
+    def graph(*kinds: tuple[tf.DType, int]) -> Any:
+        signature = [tf.TensorSpec([None] * rank, dtype) for dtype, rank in kinds]
+        return SharedGraph(function, input_signature=signature)
+
+    return functools.wraps(function)(lambda *tensors: graph(*((t.dtype, t.shape.rank) for t in tensors))(*tensors))
+
+
+@dataclasses.dataclass(frozen=True)
+class Depth:
+    """The number of additions that a term may go through."""
+
+    whole: tf.Tensor  # if an example contributes one term to a number, of a norm of at most the clip
+    parts: tf.Tensor  # if it contributes several, whose norms may add up to more than that of their sum
+
+    @classmethod
+    def within(cls, slack: tf.Tensor, reach: tf.Tensor, examples: tf.Tensor, dtype: tf.DType) -> Depth:
+        """The depth at which the errors of two sums, with and without one example, stay within `slack` clips."""
+        roundings = tf.cast(slack, reach.dtype) / (2 * unit(dtype))
+        first_order = roundings / tf.maximum(reach, 1.0)
+        # D (1 + D u) ≤ first_order: an addition's error is a share of what is there, the errors before it included.
+        parts = first_order / (1 + unit(dtype) * first_order) - 3
+        whole = np.sqrt(3) * (roundings / tf.cast(tf.maximum(examples, 1), reach.dtype) - 3)
+        return cls(tf.maximum(whole, parts), parts)
+
+
+def piece(terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
+    """The largest c with c + ⌈terms / c⌉ ≤ depth, int32; 0 if there is none."""
+    depth, terms = tf.cast(depth, tf.float64) - 1, tf.cast(terms, tf.float64)
+    inside = tf.square(depth) - 4 * terms
+    found = tf.floor((depth + tf.sqrt(tf.maximum(inside, 0.0))) / 2)
+    return tf.cast(tf.where((inside >= 0) & (depth >= 2), tf.minimum(found, 2.0**30), 0.0), tf.int32)
+
+
+def short_enough(number: int, terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
+    """Whether `number` pieces send no term through more than `depth` roundings, that of its product included."""
+    return tf.cast((terms + number - 1) // number + number + 1, depth.dtype) <= tf.floor(depth)
+
+
+_LAID_OUT = (1, 4, 12, 16)  # numbers of pieces
+_AT_ONCE = 4  # of them in memory, each as large as the sum: added up in one pass, they cost a third of what pairs do
+_LEAST = 8  # terms in a piece, or float64 is faster
+
+
+@traced_once
+def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
+    """xᵀ g for `x` `[terms, in]` and `g` `[terms, out]`: a sum over the terms."""
+    terms = tf.shape(x)[0]
+    # Beside c - 1 additions a term is rounded in the product, three times in a sum of four, and once at the end; one
+    # more is for the additions in float64, fewer than 2²⁹: not of terms that are float64 themselves.
+    size = tf.cast(tf.minimum(tf.floor(depth), 2.0**30), tf.int32) - _AT_ONCE - 1
+
+    def laid_out(number: int) -> Callable[[], tf.Tensor]:
+        # Pieces whose lengths differ by one at most, without a loop, which costs a third more.
+
+        def added() -> tf.Tensor:
+            lengths = terms // number + tf.cast(tf.range(number) < terms % number, tf.int32)
+            pieces = list(zip(tf.split(x, lengths, num=number), tf.split(g, lengths, num=number)))
+            total: list[tf.Tensor] = []
+            for first in range(0, number, _AT_ONCE):
+                with tf.control_dependencies(total):
+                    some = [tf.matmul(*two, transpose_a=True) for two in pieces[first : first + _AT_ONCE]]
+                    total = [tf.add_n(total + some)]
+            return total[0]
+
+        return added
+
+    def in_pieces() -> tf.Tensor:
+        def body(start: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+            ends = [start + number * size for number in range(_AT_ONCE + 1)]
+            some = [tf.matmul(x[one:end], g[one:end], transpose_a=True) for one, end in itertools.pairwise(ends)]
+            return ends[-1], total + tf.cast(tf.add_n(some), tf.float64)
+
+        nothing = tf.zeros([tf.shape(x)[1], tf.shape(g)[1]], tf.float64)
+        shapes = (tf.TensorShape([]), tf.TensorShape([None, None]))
+        found = tf.while_loop(
+            lambda start, _: start < terms, body, (0, nothing), shape_invariants=shapes, parallel_iterations=1
+        )
+        return tf.cast(found[1], x.dtype)
+
+    def in_float64() -> tf.Tensor:
+        wide = tf.matmul(tf.cast(x, tf.float64), tf.cast(g, tf.float64), transpose_a=True)
+        return tf.cast(wide, x.dtype)
+
+    short = [short_enough(n, terms, depth) for n in _LAID_OUT]
+    cut = (depth >= float(_LEAST + _AT_ONCE + 1)) & (x.dtype != tf.float64)  # not for a depth that is no number
+    way = tf.argmax(tf.stack([*short, cut, True]), output_type=tf.int32)
+    return tf.switch_case(way, [*map(laid_out, _LAID_OUT), in_pieces, in_float64])
+
+
+@traced_once
+def examples(values: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
+    """Σ_b values[b] for `[batch, n]`."""
+    count = tf.shape(values)[0]
+    size = piece(count, depth)
+
+    def in_pieces() -> tf.Tensor:
+        owner = tf.range(count) // size
+        pieces = tf.range((count + size - 1) // size)
+        member = tf.cast(tf.equal(pieces[:, None], owner[None, :]), values.dtype)
+        return tf.reduce_sum(tf.matmul(member, values), axis=0)
+
+    def in_float64() -> tf.Tensor:
+        return tf.cast(tf.reduce_sum(tf.cast(values, tf.float64), axis=0), values.dtype)
+
+    return tf.cond(size > 0, in_pieces, in_float64)
+
+
+def rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    """The distinct ids of `ids` `[n]`, and for each Σ weights[i] · values[i] over its places i."""
+    found, added = _rows(ids, values, weights, depth)
+    return found, tf.ensure_shape(added, [None, values.shape[1]])
+
+
+@traced_once
+def _rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    distinct, place, count = tf.unique_with_counts(ids)
+    often = ~(tf.cast(count, depth.dtype) <= depth)  # true for a depth that is no number
+
+    def sums(terms: tf.Tensor) -> tf.Tensor:
+        return _weighted_segments(values, terms, place, tf.size(distinct))
+
+    def some_in_float64() -> tf.Tensor:
+        # Ids with more places than float32 may add up, alone: a float64 copy of all values would be large.
+        number = tf.cumsum(tf.cast(often, tf.int32)) - 1
+        taken = tf.gather(often, place)
+        there, at = tf.where(often), tf.where(taken)[:, 0]
+        terms = tf.cast(tf.gather(weights, at)[:, None] * tf.gather(values, at), tf.float64)
+        wide = tf.math.unsorted_segment_sum(terms, tf.gather(number, tf.gather(place, at)), tf.size(there))
+        rest = sums(tf.where(taken, tf.zeros_like(weights), weights))
+        return tf.tensor_scatter_nd_update(rest, there, tf.cast(wide, values.dtype))
+
+    return distinct, tf.cond(tf.reduce_any(often), some_in_float64, lambda: sums(weights))
+
+
+def _weighted_segments(values: tf.Tensor, weights: tf.Tensor, place: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+    """Σ weights[i] values[i] by place: a sparse matrix times `values`, which reads each of them once."""
+    total = tf.shape(values, tf.int64)[0]
+    cells = tf.stack([tf.cast(place, tf.int64), tf.range(total)], axis=1)
+    shape = tf.stack([tf.cast(count, tf.int64), total])
+    return tf.raw_ops.SparseTensorDenseMatMul(a_indices=cells, a_values=weights, a_shape=shape, b=values)

@@ -1,0 +1,146 @@
+"""Each example's term of a loss of the whole batch, found in the graph of a sum or mean.
+
+    L = Σ_b l_b   or   L = (1 / B) Σ_b l_b
+
+With F(L) = (l, whether divided by B), and s shared,
+
+    F(Σ v) = (Σ over v's own axes, no)        F(s L) = (s l, ·)             F(L + M) = (l + m, ·), if both agree
+    F(mean v) = (mean over them, yes)         F(L / (c B)) = (l / c, yes)
+
+The terms are then read, and refused, like any per-example loss: this file decides which loss is trained, not whether
+the step is private.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.sensitivity.independence.reading import Walk
+from tfdp_rec.core.sensitivity.independence.refusals import users_line
+from tfdp_rec.core.sensitivity.independence.sizes import BATCH, SizeArray
+from tfdp_rec.core.sensitivity.independence.values import Mixed, Shared, Sized
+
+_PASSED_ON = ("Identity", "EnsureShape", "CheckNumerics")
+_SAME_NUMBERS = ("Identity", "Cast", "Reshape", "Squeeze")  # of what a loss is divided by
+
+
+class LossTerms(NamedTuple):
+    """Losses `[batch]`, and whether their sum is divided by the number of examples."""
+
+    losses: tf.Tensor
+    by_batch: bool
+
+
+def by_example(walk: Walk, loss: tf.Tensor) -> tf.Tensor:
+    """The losses `[batch]` whose sum or mean a loss of the batch is.
+
+    Args:
+        walk: Reading of the operations that the loss is made of.
+        loss: Scalar loss of the batch.
+
+    Raises:
+        NotPrivate: The last operation of the loss is no sum or mean over examples.
+    """
+
+    # One function for each line of F above, by the type of the last operation.
+    def terms_of(tensor: tf.Tensor) -> LossTerms:
+        found = rules.get(tensor.op.type)
+        if tensor.shape.rank != 0 or found is None:
+            raise _refused(tensor)
+        return found(tensor.op)
+
+    def shared(tensor: tf.Tensor) -> bool:
+        return isinstance(walk.value(tensor), Shared)
+
+    def passed_on(op: Any) -> LossTerms:
+        return terms_of(op.inputs[0])
+
+    def cast(op: Any) -> LossTerms:
+        losses, by_batch = terms_of(op.inputs[0])
+        return LossTerms(tf.cast(losses, op.outputs[0].dtype), by_batch)
+
+    def reduced(op: Any) -> LossTerms:
+        values, mean = op.inputs[0], op.type == "Mean"
+        if values.op.type == "Pack" and values.shape.rank == 1 and not mean:
+            return added(values.op)
+        if not values.shape.rank or values.shape[0] is not None:
+            raise _refused(op.outputs[0])
+        reduce, axes = tf.reduce_mean if mean else tf.reduce_sum, list(range(1, values.shape.rank))
+        return LossTerms(reduce(values, axis=axes) if axes else values, mean)
+
+    def added(op: Any) -> LossTerms:
+        parts = [terms_of(t) for t in op.inputs if not _is_zero(t)]
+        if len({part.by_batch for part in parts}) != 1:
+            raise _refused(op.outputs[0])
+        return LossTerms(tf.add_n([part.losses for part in parts]), parts[0].by_batch)
+
+    def subtracted(op: Any) -> LossTerms:
+        (one, by_batch), (other, other_by_batch) = (terms_of(t) for t in op.inputs)
+        if by_batch != other_by_batch:
+            raise _refused(op.outputs[0])
+        return LossTerms(one - other, by_batch)
+
+    def negated(op: Any) -> LossTerms:
+        losses, by_batch = terms_of(op.inputs[0])
+        return LossTerms(-losses, by_batch)
+
+    def multiplied(op: Any) -> LossTerms:
+        one, other = op.inputs
+        scale, rest = (one, other) if shared(one) else (other, one)
+        if not shared(scale):
+            raise _refused(op.outputs[0])
+        losses, by_batch = terms_of(rest)
+        return LossTerms(losses * scale, by_batch)
+
+    def divided(op: Any) -> LossTerms:
+        losses, by_batch = terms_of(op.inputs[0])
+        divisor = op.inputs[1]
+        if shared(divisor):
+            return LossTerms(losses / divisor, by_batch)
+        each = None if by_batch else _times_batch(walk, divisor)
+        if each is None:
+            raise _refused(op.outputs[0])
+        return LossTerms(losses / tf.cast(each, losses.dtype), True)
+
+    rules: dict[str, Callable[[Any], LossTerms]] = {
+        **dict.fromkeys(_PASSED_ON, passed_on),
+        **dict.fromkeys(("Sum", "Mean"), reduced),
+        **dict.fromkeys(("Add", "AddV2", "AddN"), added),
+        **dict.fromkeys(("RealDiv", "Div", "DivNoNan"), divided),
+        "Cast": cast, "Sub": subtracted, "Neg": negated, "Mul": multiplied,
+    }  # fmt: skip
+    return terms_of(loss).losses
+
+
+def _times_batch(walk: Walk, divisor: tf.Tensor) -> int | None:
+    """c if a number is c times the number of examples, None otherwise."""
+    while divisor.op.type in _SAME_NUMBERS:
+        divisor = divisor.op.inputs[0]
+    value = walk.value(divisor)
+    if isinstance(value, Mixed):
+        raise walk.reading.refuse(value.operation, value.reason, value.detail, "what the loss is divided by")
+    numbers: SizeArray | None = value.numbers if isinstance(value, Sized) else None
+    entries = numbers.sizes if numbers is not None else ()
+    each = entries[0].over(BATCH) if len(entries) == 1 and entries[0] is not None else None
+    return None if each is None else each.plain
+
+
+def _is_zero(tensor: tf.Tensor) -> bool:
+    constant = tf.get_static_value(tensor)
+    return constant is not None and not np.any(constant)
+
+
+def _refused(tensor: tf.Tensor) -> NotPrivate:
+    made = users_line(tensor.op)
+    refusal = NotPrivate(
+        f"The loss of the batch ends in {tensor.op.type}{f' in {made}' if made else ''}, which is no sum or mean over "
+        "its examples, so no example's term is known: write per_example_loss(self, data, training) beside "
+        "compute_loss, which returns the averaged terms, of shape [batch]."
+    )
+    refusal.operation = tensor.op
+    return refusal

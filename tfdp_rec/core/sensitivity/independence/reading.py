@@ -1,0 +1,503 @@
+"""Reads a traced loss and its gradients, operation by operation, and gives each tensor an abstract value (`values.py`).
+
+A reading begins with the batch: its tensors are by example along their first axis, entries that all examples share are
+shared, and so is every variable. Each operation in turn gives its outputs values by its rule (`rules/`); an operation
+whose inputs are all shared gives shared outputs. Bodies of functions, branches and loops are read like the graph,
+loops again until nothing changes.
+
+An operation that mixes examples is refused where its result matters: in a loss, a gradient or the input of a layer with
+weights. Metrics may mix. Operations that write state or leave the graph are refused at once.
+
+**Lengths.** The static shape of a tensor may have been declared: TensorFlow believes `set_shape` without a check. So a
+reading assumes no static shapes but those of the batch, which a step's signature checks, of constants and of variables.
+Each operation is made once more, in a graph of its own, with inputs of the lengths that the reading has found; the
+lengths that TensorFlow's shape function then gives its outputs are true if those are (`lengths_of_outputs`).
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import tensorflow as tf
+
+from tfdp_rec.core.ground.demands import is_check
+from tfdp_rec.core.ground.keras_internals import lengths_of_handle, resource_key
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.sensitivity.independence import refusals
+from tfdp_rec.core.sensitivity.independence.sizes import BATCH, ONE, Size, SizeArray, letter, size
+from tfdp_rec.core.sensitivity.independence.values import (
+    ByExample,
+    Handle,
+    Lengths,
+    Mixed,
+    Seed,
+    Shared,
+    Sized,
+    Value,
+    numbered,
+    without_numbers,
+)
+
+Rule = Callable[["At"], Any]
+
+
+class _Registered(NamedTuple):
+    """A rule, with what it takes."""
+
+    function: Rule
+    sizes: bool = False
+    mixed: bool = False
+    numbers: bool = False
+    apart: bool = False
+    arguments: tuple[int, ...] = ()
+
+
+_RULES: dict[str, _Registered] = {}
+
+
+def rule(
+    *types: str,
+    sizes: bool = False,
+    mixed: bool = False,
+    numbers: bool = False,
+    apart: bool = False,
+    arguments: tuple[int, ...] = (),
+) -> Callable[[Rule], Rule]:
+    """Registers how operations of these types treat the examples of a batch.
+
+    Args:
+        *types: TensorFlow's names of the operations, as `op.type` gives them.
+        sizes: Whether the rule takes inputs made of the batch's size; otherwise the outputs are mixed.
+        mixed: Whether the rule takes inputs that mix examples; otherwise the outputs mix too.
+        numbers: Whether outputs may have known whole numbers; otherwise these are forgotten.
+        apart: Whether an output may depend on some of the inputs alone, or on their lengths alone; otherwise a value
+            made of examples is never taken for shared.
+        arguments: Places of the inputs that say what the operation does: axes, lengths, an order. The outputs are mixed
+            if these are made of data.
+
+    Returns:
+        A decorator for `rule(at)`, which gives one `Value`, or a list of one for each output.
+
+    Example:
+        >>> from tfdp_rec.core.sensitivity.independence import rule
+        >>> from tfdp_rec.core.sensitivity.independence import rules
+        >>> rule("MyOwnSquash")(rules.elementwise)  # doctest: +ELLIPSIS
+        <function elementwise at ...>
+    """
+
+    def register(function: Rule) -> Rule:
+        _RULES.update(dict.fromkeys(types, _Registered(function, sizes, mixed, numbers, apart, arguments)))
+        return function
+
+    return register
+
+
+class Settled(Exception):
+    """Ends a rule: the value of all outputs is settled."""
+
+    def __init__(self, value: Value):
+        super().__init__()
+        self.value = value
+
+
+def known_operations() -> frozenset[str]:
+    """The types of operations that have a rule."""
+    return frozenset(_RULES)
+
+
+class Reading:
+    """The state of reading one traced private computation.
+
+    Args:
+        writable: Kind of each variable that may be written, "metric" or "seed", by `resource_key` of its handle.
+        names: Names of variables, likewise.
+        layers: Names of the model's layers, for refusals.
+    """
+
+    def __init__(
+        self,
+        writable: dict[Any, str] | None = None,
+        names: dict[Any, str] | None = None,
+        layers: Iterable[str] = (),
+    ):
+        self.writable, self.names = writable or {}, names or {}
+        self.layers = tuple(layers)
+        self.draws: set[Any] = set()  # reads of seeds from which numbers were drawn
+        self.writes: dict[Any, int] = {}  # number of writes to each seed so far
+        self.without_rule: set[str] = set()  # types of operations without a rule whose inputs were not all shared
+        self.walks = 0  # so that lengths of two walks through one graph have different names
+        self.turns = 0  # depth of loops being read: their bodies may run any number of times
+        self.unwritten = False  # whether this turn read an unwritten entry of a list
+
+    def captured(self, tensor: Any, operation: Any) -> Value:
+        """The value of a graph's placeholder: a variable's, a constant's, or mixed."""
+        outside = _captured(tensor)
+        if outside is None:
+            return Mixed(operation, "outside")
+        if outside.dtype == tf.resource:
+            return Handle(resource_key(outside), _lengths_held(outside))
+        small = outside.dtype.is_integer and (outside.shape.num_elements() or 0) <= SizeArray.LIMIT
+        return Shared(SizeArray.of_integers(outside.numpy()) if small else None)
+
+    def captured_lengths(self, tensor: Any) -> Lengths | None:
+        """The lengths of a captured constant."""
+        outside = _captured(tensor)
+        known = outside is not None and outside.dtype != tf.resource and outside.shape.rank is not None
+        return tuple(size(n) for n in outside.shape) if known else None
+
+    def contents(self, at: At, handle: Value) -> Value:
+        """The value of a variable's contents: a seed for a random layer's, mixed for a metric's, otherwise shared."""
+        if not isinstance(handle, Handle):
+            return handle if isinstance(handle, Mixed) else at.mixed("outside")
+        kind = self.writable.get(handle.key)
+        if kind == "metric":
+            return at.mixed("metric")
+        return Seed(frozenset({(handle.key, self.writes.get(handle.key, 0))})) if kind == "seed" else Shared()
+
+    def refuse(self, operation: Any, reason: str, detail: str = "", subject: str = "") -> NotPrivate:
+        """The exception for an operation at fault."""
+        refusal = NotPrivate(refusals.sentence(operation, reason, detail, subject, self.layers))
+        refusal.operation = operation
+        return refusal
+
+
+class Walk:
+    """The reading of one graph: values and lengths of its tensors, in the order in which they were made.
+
+    Args:
+        reading: Reading that this walk is part of.
+        graph: Graph to read, a `FuncGraph`.
+        skipped: SizeArray of the package's own operations, in order of creation.
+    """
+
+    def __init__(self, reading: Reading, graph: Any, skipped: frozenset[int] = frozenset()):
+        self.reading, self.graph, self.skipped = reading, graph, skipped
+        reading.walks += 1
+        self.name = f"{reading.walks}:{graph.name}"
+        self._values: dict[int, Value] = {}
+        self._sizes: dict[int, tuple[Size, ...] | None] = {}
+        self._tensors: list[Any] = []  # referenced, so that no id is used twice
+
+    def set(self, tensor: Any, value: Value, sizes: Sequence[Size | None] | None = None) -> None:
+        """Sets the value of a tensor and the lengths of its axes."""
+        self._tensors.append(tensor)
+        self._values[id(tensor)] = value
+        self._sizes[id(tensor)] = None if sizes is None else self._named(tensor, value, sizes)
+
+    def leaf(self, tensor: Any, by_example: bool) -> None:
+        """Sets the value of a tensor of the batch, whose static shape the step's signature checks."""
+        value = ByExample(0) if by_example else Shared()
+        rank = tensor.shape.rank
+        self.set(tensor, value, None if rank is None else [None if n is None else size(n) for n in tensor.shape])
+
+    def value(self, tensor: Any) -> Value:
+        """The value of a tensor; operations made before the reading began are read when they are needed."""
+        todo = [tensor]
+        while todo:
+            if id(todo[-1]) in self._values:
+                todo.pop()
+                continue
+            missing = [i for i in todo[-1].op.inputs if id(i) not in self._values]
+            if missing and todo[-1].op.type not in ("PlaceholderWithDefault",):
+                todo.extend(missing)
+            else:
+                self.visit(todo[-1].op, before=True)
+        return self._values[id(tensor)]
+
+    def require_rows(self, tensor: Any, subject: str, rows: Size | None = ONE) -> ByExample:
+        """The value of a tensor by example along its first axis, with `rows` for each; raises for any other."""
+        value = self.value(tensor)
+        if isinstance(value, Mixed):
+            raise self.reading.refuse(value.operation, value.reason, value.detail, subject)
+        if not isinstance(value, ByExample) or value.axis or (rows is not None and value.inner != rows):
+            reason = "order" if isinstance(value, ByExample) else "unknown"
+            raise self.reading.refuse(tensor.op, reason, subject=subject)
+        return value
+
+    def sizes(self, tensor: Any) -> tuple[Size, ...] | None:
+        """Lengths of a tensor's axes; None if their number is unknown."""
+        return self._sizes.get(id(tensor))
+
+    def _named(self, tensor: Any, value: Value, sizes: Sequence[Size | None]) -> tuple[Size, ...] | None:
+        """Lengths, with a new letter for each unknown one."""
+        if isinstance(value, Sized) and None in sizes:
+            return None  # a letter does not depend on the number of examples; this length may
+        if isinstance(value, ByExample) and value.axis < len(sizes):
+            sizes = [*sizes[: value.axis], BATCH * value.inner, *sizes[value.axis + 1 :]]
+        names = (letter(f"{self.name}/{tensor.name}[{axis}]") for axis in range(len(sizes)))
+        return tuple(name if found is None else found for name, found in zip(names, sizes))
+
+    def _set_outputs(self, at: At, values: Sequence[Value]) -> None:
+        """Sets values of outputs, and lengths by the rule or else by TensorFlow's shape function."""
+        inferred = None
+        for number, (tensor, value) in enumerate(zip(at.op.outputs, values)):
+            sizes = at.given.get(number)
+            if sizes is None or None in sizes:
+                inferred = inferred or lengths_of_outputs(at.op, *at.for_shape_function())
+                shape = inferred[number] if number < len(inferred) else None
+                own = None if shape is None else [None if n is None else size(n) for n in shape]
+                sizes = own if sizes is None else sizes if own is None else [a or b for a, b in zip(sizes, own)]
+            self.set(tensor, value, sizes)
+
+    def read(self, start: int = 0) -> None:
+        """Reads every operation from number `start` on."""
+        for number, operation in enumerate(self.graph.get_operations()):
+            if number >= start and number not in self.skipped:
+                self.visit(operation)
+
+    def visit(self, operation: Any, before: bool = False) -> None:
+        """Gives the outputs of an operation their values."""
+        if operation.outputs and all(id(t) in self._values for t in operation.outputs):
+            return
+        ids = getattr(operation, _ROWS_OF, None)
+        if ids is not None:
+            value, sizes = self.value(ids), self.sizes(ids)
+            self.set(operation.outputs[0], without_numbers(value), None if sizes is None else [*sizes, None])
+            return
+        if is_check(operation):  # a check of this package: its last operation gives 0 or fails, others serve that one
+            ends = _is_stateful(operation)
+            for tensor in operation.outputs:
+                self.set(tensor, Shared() if ends else Mixed(operation, "mixes"), ())
+            return
+        at = At(self, operation, before)
+        self._set_outputs(at, _apply(at))
+
+
+class At:
+    """One operation in a walk: the argument of a rule.
+
+    Args:
+        walk: Reading of the graph that the operation is part of.
+        operation: Operation of TensorFlow, `op` from then on.
+        before: Whether it was made before the reading began.
+    """
+
+    def __init__(self, walk: Walk, operation: Any, before: bool = False):
+        self.walk, self.op, self.before = walk, operation, before
+        self.given: dict[int, Sequence[Size | None]] = {}  # lengths of outputs, by number
+        self.values = [walk.value(t) for t in operation.inputs]
+
+    @property
+    def reading(self) -> Reading:
+        """The reading that the walk is part of."""
+        return self.walk.reading
+
+    def attr(self, name: str) -> Any:
+        """An attribute of the operation."""
+        return self.op.get_attr(name)
+
+    def sizes(self, number: int) -> tuple[Size, ...] | None:
+        """Lengths of the axes of an input."""
+        return self.walk.sizes(self.op.inputs[number])
+
+    def rank(self, number: int = 0) -> int | None:
+        """The number of axes of an input, None if unknown."""
+        found = self.sizes(number)
+        return None if found is None else len(found)
+
+    def numbers(self, number: int) -> SizeArray | None:
+        """The whole numbers in an input, as far as they are followed."""
+        value = self.values[number]
+        return value.numbers if isinstance(value, (Shared, Sized)) else None
+
+    def plain(self, number: int) -> list[int] | None:
+        """The whole numbers in an input as a list, None if one is unknown."""
+        found = self.numbers(number)
+        plain = None if found is None else found.plain
+        return None if plain is None else [int(n) for n in plain.flat]
+
+    def by_example(self, number: int = 0) -> tuple[ByExample, tuple[Size, ...]]:
+        """An input by example, and the lengths of its axes; settles the outputs for any other input."""
+        value, sizes = self.values[number], self.sizes(number)
+        if isinstance(value, ByExample) and sizes is not None:
+            return value, sizes
+        raise Settled(Shared() if all(isinstance(v, Shared) for v in self.values) else self.mixed("unknown"))
+
+    def axes(self, number: int, rank: int) -> list[int]:
+        """The axes that an argument names, from 0; settles the outputs if they are unknown."""
+        found = self.plain(number)
+        if found is None:
+            raise Settled(self.mixed("unknown"))
+        return [axis % rank for axis in found]
+
+    def followed(self, function: Callable[..., Any]) -> Any:
+        """The outputs for inputs without examples: `function` gives the numbers, if those of all inputs are known.
+
+        Its parameters are the inputs' arrays of `Size`, or of integers for the rule's `arguments`.
+        """
+        shared = all(isinstance(v, Shared) for v in self.values)
+        if not all(isinstance(v, (Shared, Sized)) for v in self.values):
+            return self.mixed("size" if any(isinstance(v, Sized) for v in self.values) else "unknown")
+        count = len(self.values)
+        plain = {number % count for number in _RULES[self.op.type].arguments}
+        several = [self.numbers(n) for n in range(count)]
+        arrays = [n and (n.plain if place in plain else n.array) for place, n in enumerate(several)]
+        try:
+            found = None if any(array is None for array in arrays) else function(*arrays)
+        except (ValueError, IndexError):  # it cannot run
+            found = None
+        if found is None:
+            return Shared() if shared else Sized()
+        outputs = [_numbers(one) for one in (found if isinstance(found, list) else [found])]
+        values = [Shared(one) if shared else numbered(one) for one in outputs]
+        return values if isinstance(found, list) else values[0]
+
+    def give(self, value: Value, sizes: Sequence[Size | None] | None = None, output: int = 0) -> Value:
+        """`value`, for an output with axes of these lengths, None for an unknown one."""
+        if sizes is not None:
+            self.given[output] = sizes
+        return value
+
+    def for_shape_function(self) -> tuple[list[Any], list[Any]]:
+        """(shapes, numbers) of the inputs as plain integers, None where unknown."""
+        shapes, numbers = [], []
+        for number, sizes in enumerate(self.sizes(n) for n in range(len(self.values))):
+            shapes.append(None if sizes is None else tuple(length.plain for length in sizes))
+            found = self.numbers(number)
+            plain = None if found is None else found.plain
+            numbers.append(None if plain is None else _as_tuple(plain.tolist()))
+        return shapes, numbers
+
+    def mixed(self, reason: str = "mixes", detail: str = "") -> Mixed:
+        """The value of an output that mixes examples."""
+        return Mixed(self.op, reason, detail)
+
+
+def _numbers(array: Any) -> SizeArray:
+    plain = isinstance(array, np.ndarray) and array.dtype != object
+    return SizeArray.of_integers(array) if plain else SizeArray(np.asarray(array, object))
+
+
+def _as_tuple(nested: Any) -> Any:
+    return tuple(map(_as_tuple, nested)) if isinstance(nested, list) else nested
+
+
+def _apply(at: At) -> list[Value]:
+    # The default is the refusal: state is refused at once, mixed stays mixed, an operation without a rule mixes.
+    operation, kind = at.op, at.op.type
+    count, known = len(operation.outputs), _RULES.get(kind)
+    mixed = next((v for v in at.values if isinstance(v, Mixed)), None)
+    if at.before and _is_stateful(operation):
+        return [Mixed(operation, "outside")] * count
+    if known is None and (_is_stateful(operation) or kind.startswith(refusals.EFFECTS)):
+        raise at.reading.refuse(operation, refusals.WITHOUT_RULE.get(kind, "effect"))
+    if mixed is not None and not (known and known.mixed):
+        return [mixed] * count
+    if known is None:
+        # What a function reads beside its arguments is unknown as long as its body is not read.
+        shared = all(isinstance(v, Shared) for v in at.values) and not _functions(operation)
+        if shared and kind in refusals.GRAPHS:
+            return [at.mixed("graph")] * count
+        at.reading.without_rule.update([] if shared else [kind])
+        return [Shared() if shared else at.mixed(refusals.WITHOUT_RULE.get(kind, "unknown"))] * count
+    if not known.sizes and any(isinstance(v, Sized) for v in at.values):
+        return [at.mixed("size")] * count
+    for argument in (at.values[number] for number in known.arguments):
+        if not isinstance(argument, (Shared, Sized)):
+            return [argument if isinstance(argument, Mixed) else at.mixed("length")] * count
+    try:
+        found = known.function(at)
+    except Settled as settled:
+        found = settled.value
+    values = list(found) if isinstance(found, (list, tuple)) else [found] * count
+    if not known.apart and any(isinstance(v, ByExample) for v in at.values):
+        # A rule looks at the inputs that it expects by example; here another one is made of data.
+        values = [at.mixed("length") if isinstance(v, (Shared, Sized)) else v for v in values]
+    # Numbers are forgotten unless the rule keeps them; types of fewer bits may hold other numbers.
+    keeps = [known.numbers and tensor.dtype in (tf.int32, tf.int64) for tensor in operation.outputs]
+    return [value if keep else without_numbers(value) for value, keep in zip(values, keeps)]
+
+
+_ROWS_OF = "_tfdp_rec_rows_of"
+
+
+def rows_of(rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
+    """Declares that `rows` are rows of a shared table that is not a variable, looked up by `ids`.
+
+    Args:
+        rows: Rows `[..., width]`, row by row those of `ids`.
+        ids: Ids `[...]`.
+
+    Returns:
+        `rows`, marked for the reading.
+    """
+    if isinstance(rows, tf.Tensor) and not tf.executing_eagerly():
+        rows = tf.identity(rows)
+        setattr(rows.op, _ROWS_OF, ids)
+    return rows
+
+
+_STATEFUL: dict[str, bool] = {}
+
+
+def _is_stateful(operation: Any) -> bool:
+    if operation.type not in _STATEFUL:
+        _STATEFUL[operation.type] = bool(operation.op_def.is_stateful)
+    return _STATEFUL[operation.type]
+
+
+def _functions(operation: Any) -> bool:
+    """Whether an operation calls functions."""
+    return any(attr.HasField("func") or attr.list.func for attr in operation.node_def.attr.values())
+
+
+def _lengths_held(handle: Any) -> Lengths | None:
+    """The lengths of a variable's contents: TensorFlow refuses to assign others."""
+    lengths = lengths_of_handle(handle)
+    return None if lengths is None else tuple(None if length < 0 else size(length) for length in lengths)
+
+
+def _captured(tensor: Any) -> Any:
+    """The constant or resource that a placeholder of nested graphs stands for, None if it is neither."""
+    while not isinstance(tensor, tf.__internal__.EagerTensor):
+        outside = {id(inner): outer for outer, inner in getattr(tensor.graph, "captures", ())}
+        if id(tensor) not in outside:
+            return tensor if tensor.dtype == tf.resource else None
+        tensor = outside[id(tensor)]
+    return tensor
+
+
+Shape = tuple[int | None, ...] | None
+_NOT_MADE_ANEW = ("Placeholder", "PlaceholderWithDefault", "TensorListGetItem", "TensorListStack", "TensorListPopBack")
+"""Operations whose shape function repeats what their attributes or arguments declare."""
+
+
+def lengths_of_outputs(operation: Any, shapes: Sequence[Shape], numbers: Sequence[Any]) -> tuple[Shape, ...]:
+    """The shapes of an operation's outputs by its shape function, None for one of unknown rank."""
+    if operation.type in _NOT_MADE_ANEW or _functions(operation):
+        return (None,) * len(operation.outputs)
+    node = tf.compat.v1.NodeDef()
+    node.CopyFrom(operation.node_def)
+    for name in [name for name in node.attr if name.startswith("_")]:
+        del node.attr[name]
+    node.name = "operation"
+    del node.input[:]
+    node.device = ""
+    node.input.extend(f"given_{n}" for n in range(len(shapes)))
+    kinds = tuple(tensor.dtype for tensor in operation.inputs)
+    return _inferred(node.SerializeToString(deterministic=True), kinds, tuple(shapes), tuple(numbers))
+
+
+@functools.lru_cache(maxsize=1 << 14)
+def _inferred(node: bytes, kinds: tuple[Any, ...], shapes: tuple[Shape, ...], numbers: tuple[Any, ...]) -> Any:
+    if any(length is not None and length < 0 for shape in shapes for length in shape or ()):
+        return ()  # it cannot run
+    definition = tf.compat.v1.GraphDef()
+    definition.versions.producer = tf.version.GRAPH_DEF_VERSION
+    definition.node.add().ParseFromString(node)
+    with tf.Graph().as_default() as graph:
+        given = {}
+        for n, (kind, shape, known) in enumerate(zip(kinds, shapes, numbers)):
+            if known is None:
+                given[f"given_{n}"] = tf.compat.v1.placeholder(kind, shape)
+            else:
+                given[f"given_{n}"] = tf.constant(np.asarray(known, kind.as_numpy_dtype))
+        try:
+            tf.graph_util.import_graph_def(definition, input_map=given, name="")
+        except ValueError:  # it cannot run
+            return ()
+        made = graph.get_operation_by_name("operation").outputs
+    return tuple(None if t.shape.rank is None else tuple(t.shape.as_list()) for t in made)

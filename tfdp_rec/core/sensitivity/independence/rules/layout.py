@@ -1,0 +1,227 @@
+"""Operations that move entries: reshape, transpose, concatenation and the like.
+
+A reshape keeps the order of entries in memory. With P the product of the lengths before the axis of the examples and R
+that of the lengths behind it, memory holds [P, B, inner · R]. A new shape with P before an axis of length B · inner' is
+by example along that axis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from tfdp_rec.core.sensitivity.independence.reading import At, Settled, rule
+from tfdp_rec.core.sensitivity.independence.rules.shapes import of_shape
+from tfdp_rec.core.sensitivity.independence.sizes import BATCH, ONE, Size, SizeArray, product, size
+from tfdp_rec.core.sensitivity.independence.values import ByExample, Shared, Sized, Value
+
+
+@rule("Reshape", sizes=True, numbers=True, arguments=(1,))
+def reshape(at: At) -> Value:
+    """The same entries in the same order."""
+    target = at.numbers(1)
+    if not isinstance(at.values[0], ByExample):
+        return at.give(at.followed(lambda x, shape: x.reshape(shape)), _believed(target, at.sizes(0)))
+    value, sizes = at.by_example()
+    lengths = None if target is None else _asked_for(target, sizes)
+    if lengths is None:
+        return at.mixed("order")
+    axes = [axis for axis, length in enumerate(lengths) if length.of_batch]
+    if len(axes) != 1:
+        return at.mixed("order")
+    axis, length = axes[0], lengths[axes[0]]
+    inner = length.over(BATCH)
+    if inner is None or inner.of_batch or not inner.is_whole or product(sizes[: value.axis]) != product(lengths[:axis]):
+        return at.mixed("order")
+    return at.give(ByExample(axis, inner), lengths)
+
+
+def _believed(target: SizeArray | None, sizes: Sequence[Size] | None) -> list[Size | None] | None:
+    """The lengths of a reshaped tensor without examples."""
+    # TensorFlow's optimizer takes a length that it does not know for the one that the entries fill up. If the shape is
+    # then the old one, it removes the reshape, and with it the check that the entries fill up what was asked for.
+    if target is None:
+        return None
+    lengths = None if sizes is None else _asked_for(target, sizes)
+    if lengths is not None and product(lengths) == product(sizes or ()):
+        return [*lengths]
+    return [None if s is None or s == size(-1) or s.letters else s for s in target.sizes]
+
+
+def _asked_for(target: SizeArray, sizes: Sequence[Size]) -> list[Size] | None:
+    """The lengths that a reshape asks for, with -1 replaced."""
+    known = [entry for entry in target.sizes if entry is not None]
+    if len(known) < len(target.sizes):
+        return None
+    rest = product(sizes).over(product([entry for entry in known if entry != size(-1)]))
+    lengths = [rest if entry == size(-1) else entry for entry in known]
+    return None if None in lengths else lengths  # type: ignore[return-value]
+
+
+@rule("ExpandDims", sizes=True, numbers=True, arguments=(1,))
+def expand(at: At) -> Value:
+    """One more axis, of length one."""
+    if not isinstance(at.values[0], ByExample):
+        return at.followed(lambda x, axis: np.expand_dims(x, int(axis.item())))
+    value, sizes = at.by_example()
+    (place,) = at.axes(1, len(sizes) + 1)
+    return at.give(value.at(value.axis + (place <= value.axis)), _inserted(sizes, place, ONE))
+
+
+def _inserted(sizes: Sequence[Size], axis: int, length: Size) -> list[Size]:
+    return [*sizes[:axis], length, *sizes[axis:]]
+
+
+@rule("Squeeze", sizes=True, numbers=True)
+def squeeze(at: At) -> Value:
+    """Named axes of length one are removed; without names, a batch of one would lose its axis: mixed."""
+    named = tuple(at.attr("squeeze_dims"))
+    if not isinstance(at.values[0], ByExample):
+        return at.followed(lambda x: x.squeeze(named or None))
+    value, sizes = at.by_example()
+    axes = {a % len(sizes) for a in named}
+    return at.mixed("order") if not axes or value.axis in axes else _without(at, value, sizes, axes)
+
+
+def _without(at: At, value: ByExample, sizes: Sequence[Size], axes: set[int], output: int = 0) -> Value:
+    """The value of an output that lacks these axes."""
+    kept = [length for axis, length in enumerate(sizes) if axis not in axes]
+    return at.give(value.at(value.axis - sum(a < value.axis for a in axes)), kept, output)
+
+
+@rule("Transpose", sizes=True, numbers=True, arguments=(1,))
+def transpose(at: At) -> Value:
+    """Axes in another order."""
+    if not isinstance(at.values[0], ByExample):
+        return at.followed(lambda x, order: x.transpose(order))
+    value, sizes = at.by_example()
+    order = at.axes(1, len(sizes))
+    return at.give(value.at(order.index(value.axis)), [sizes[a] for a in order])
+
+
+@rule("BroadcastTo", sizes=True, numbers=True, arguments=(1,))
+def broadcast_to(at: At) -> Value:
+    """Repeated along axes of length one, or new ones."""
+    target, sizes = at.numbers(1), at.sizes(0)
+    if isinstance(at.values[0], Shared):
+        if isinstance(at.values[1], Shared):
+            return of_shape(at, target, True, at.numbers(0) if at.rank(0) == 0 else None)
+        return _repeated(at, sizes, target)
+    value, sizes = at.by_example()
+    if target is None:
+        return at.mixed("unknown")
+    axis = value.axis + len(target.sizes) - len(sizes)
+    others = [s for a, s in enumerate(target.sizes) if a != axis]
+    if target.sizes[axis] != sizes[value.axis] or any(s is None or s.of_batch for s in others):
+        return at.mixed("order")
+    return at.give(value.at(axis), target.sizes)
+
+
+def _repeated(at: At, sizes: Sequence[Size] | None, target: SizeArray | None) -> Value:
+    """A shared tensor repeated as often as there are examples: by example if it has length one there."""
+    found = of_shape(at, target, False)
+    if sizes is None or target is None or not isinstance(found, ByExample):
+        return at.mixed("size")
+    own = found.axis - (len(target.sizes) - len(sizes))
+    return found if own < 0 or sizes[own] == ONE else at.mixed("position")
+
+
+@rule("Tile", sizes=True, arguments=(1,))
+def tile(at: At) -> Value:
+    """Repeated as often as asked along each axis."""
+    value, times, sizes = at.values[0], at.numbers(1), at.sizes(0)
+    if isinstance(value, (Shared, Sized)) and isinstance(at.values[1], Shared):
+        return value
+    if times is None or sizes is None or None in times.sizes:
+        return at.mixed("size")
+    lengths = [length * t for length, t in zip(sizes, times.sizes)]  # type: ignore[operator]
+    if isinstance(value, Shared):
+        return _repeated(at, sizes, SizeArray.row(lengths))
+    if not isinstance(value, ByExample) or times.of_batch:
+        return at.mixed("size")
+    return at.give(value, lengths) if times.sizes[value.axis] == ONE else at.mixed("order")
+
+
+@rule("Pack", sizes=True, numbers=True)
+def pack(at: At) -> Value:
+    """Tensors side by side along a new axis."""
+    axis = int(at.attr("axis"))
+    if not any(isinstance(v, ByExample) for v in at.values):
+        return at.followed(lambda *parts: np.stack(parts, axis))
+    owners = _alike(at, range(len(at.values)))
+    value, sizes = owners[0]
+    axis %= len(sizes) + 1
+    return at.give(value.at(value.axis + (axis <= value.axis)), _inserted(sizes, axis, size(len(owners))))
+
+
+def _alike(at: At, numbers: Sequence[int]) -> list[tuple[ByExample, tuple[Size, ...]]]:
+    """Inputs by example that are put together, all of one value; settles the outputs for others."""
+    for value in (at.values[n] for n in numbers):
+        if not isinstance(value, ByExample):
+            raise Settled(at.mixed("size" if isinstance(value, Sized) else "position"))
+    owners = [at.by_example(n) for n in numbers]
+    if any(value != owners[0][0] for value, _ in owners):
+        raise Settled(at.mixed())
+    return owners
+
+
+@rule("Unpack", sizes=True, numbers=True)
+def unpack(at: At) -> Value | list[Value]:
+    """Slices along an axis, one by one."""
+    axis = int(at.attr("axis"))
+    if not isinstance(at.values[0], ByExample):
+        return at.followed(lambda x: list(np.moveaxis(x, axis, 0)))
+    value, sizes = at.by_example()
+    axis %= len(sizes)
+    if axis == value.axis:
+        return at.mixed()
+    return [_without(at, value, sizes, {axis}, n) for n in range(len(at.op.outputs))]
+
+
+@rule("ConcatV2", sizes=True, numbers=True, arguments=(-1,))
+def concat(at: At) -> Value:
+    """Tensors one after the other along an axis."""
+    count = len(at.values) - 1
+    if not any(isinstance(v, ByExample) for v in at.values):
+        return at.followed(lambda *parts: np.concatenate(parts[:-1], int(parts[-1].item())))
+    owners = _alike(at, range(count))
+    value, sizes = owners[0]
+    (place,) = at.axes(count, len(sizes))
+    if value.axis == place:
+        return at.mixed()
+    along = [own[place].plain for _, own in owners]
+    total = None if None in along else size(sum(along))  # type: ignore[arg-type]
+    return at.give(value, [total if axis == place else s for axis, s in enumerate(sizes)])
+
+
+@rule("Split", arguments=(0,))
+@rule("SplitV", arguments=(1, 2))
+def split(at: At) -> Value | list[Value]:
+    """Parts along another axis than the examples'."""
+    data, argument = (1, 0) if at.op.type == "Split" else (0, 2)
+    value, sizes = at.by_example(data)
+    (along,) = at.axes(argument, len(sizes))
+    if along == value.axis:
+        return at.mixed()
+    lengths = [None if axis == along else length for axis, length in enumerate(sizes)]
+    return [at.give(value, lengths, n) for n in range(len(at.op.outputs))]
+
+
+@rule("Pad", arguments=(1,))
+def pad(at: At) -> Value:
+    """Margins along axes other than the examples'."""
+    value, sizes = at.by_example()
+    margins = at.numbers(1)
+    if margins is None:
+        return at.mixed("unknown")
+    if any(margin != size(0) for margin in margins.array[value.axis]):
+        return at.mixed("order")
+    return at.give(value, [s if a == value.axis else None for a, s in enumerate(sizes)])
+
+
+@rule("ReverseV2", arguments=(1,))
+def reverse(at: At) -> Value:
+    """Reversed along axes other than the examples'."""
+    value, sizes = at.by_example()
+    return at.mixed() if value.axis in at.axes(1, len(sizes)) else at.give(value, sizes)

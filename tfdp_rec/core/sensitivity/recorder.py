@@ -1,0 +1,302 @@
+"""Runs a model's layers under recording: the calls that were made, their inputs, and the tensors to differentiate.
+
+For the length of one `with recording(...)` every layer that owns trainable weights has `call` replaced on the instance
+(Keras looks it up there first). The replacement runs the layer by its rule and notes the call. Nothing else of the
+model changes, so any Keras model works: functional, subclassed, nested, with layers called several times. A layer
+without an exact rule is refused by name, since its gradient would escape the clip.
+
+**Secret seeds.** A dropout mask depends on the place of an example in the batch, and removing one example moves those
+behind it. Under secret masks this changes no distribution (docs/privacy-independence.md); under masks that can be
+computed afterwards, the gradients of all others would change with the one example. Keras seeds its layers from Python's
+`random`, counts on from there, and saves the count with the model. So `secret_seeds` replaces the seeds before a step
+by the operating system's entropy, and once more after it: a saved model holds no seed that was used.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from tfdp_rec.core.ground.keras_internals import (
+    added_losses,
+    layers_within,
+    own_weights,
+    parts,
+    raised_as_it_is,
+    random_states,
+    resource,
+)
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.ground.system_words import system_words
+from tfdp_rec.core.sensitivity import rules
+from tfdp_rec.core.sensitivity.independence.refusals import cause, sentence, users_line
+from tfdp_rec.core.sensitivity.rules import Call
+
+raised_as_it_is(NotPrivate)
+BeforeRead = Callable[[keras.Variable, tf.Tensor], None]
+
+
+def no_settling(variable: keras.Variable, ids: tf.Tensor) -> None:
+    """Settles nothing: for optimizers without pending noise."""
+
+
+def guard_of(model: keras.Model) -> BeforeRead:
+    """The function to call before the model's tables are read."""
+    # By name: `training.release` is on a higher floor, and ordinary Keras models have none.
+    return getattr(getattr(model, "release", None), "before_read", no_settling)
+
+
+class Unit(NamedTuple):
+    """A layer that is recorded as a whole, with its rule or the reason of its refusal."""
+
+    layer: keras.layers.Layer
+    rule: rules.Rule | None
+    refusal: str = ""
+
+
+def units(model: keras.Model) -> list[tuple[keras.layers.Layer, rules.Rule]]:
+    """The outermost layers that a rule covers, each with its rule; raises `NotPrivate` for the first refused one."""
+    found = []
+    for unit in units_and_refusals(model):
+        if unit.rule is None:
+            raise NotPrivate(unit.refusal)
+        found.append((unit.layer, unit.rule))
+    return found
+
+
+def units_and_refusals(model: keras.Model) -> list[Unit]:
+    """All units of a model, the refused ones first."""
+    whys = [(layer, rules.refusal(layer)) for layer in layers_within(model)]
+    refused = [Unit(one, None, f"Layer '{one.name}' ({type(one).__name__}) {why}.") for one, why in whys if why]
+    seen = {id(unit.layer) for unit in refused}
+    found: list[Unit] = []
+
+    # From the outermost layer inwards: a layer that a rule covers is recorded as a whole, its parts are not.
+    def visit(layer: keras.layers.Layer) -> None:
+        if not layer.trainable_variables or id(layer) in seen:
+            return
+        rule = rules.rule_for(layer)
+        if rule is None and own_weights(layer) and layer is not model:
+            seen.add(id(layer))
+            found.append(_universal_or_refused(layer))
+        elif rule is not None:
+            seen.add(id(layer))
+            found.append(Unit(layer, rule))
+        else:
+            for child in parts(layer):
+                visit(child)
+
+    visit(model)
+    return [*refused, *sorted(found, key=lambda unit: unit.rule is not None)]
+
+
+def _universal_or_refused(layer: keras.layers.Layer) -> Unit:
+    names = ", ".join(v.path for v in own_weights(layer))
+    if isinstance(layer, keras.Model):
+        why = f"Model '{layer.name}' owns weights itself ({names}); put them into a layer of their own."
+        return Unit(layer, None, why)
+    if any(isinstance(part, keras.layers.Embedding) for part in layers_within(layer)):
+        why = (
+            f"Layer '{layer.name}' owns weights ({names}) beside an Embedding, so each example's gradient would have "
+            "the table's shape; put the weights into a layer of their own."
+        )
+        return Unit(layer, None, why)
+    return Unit(layer, rules.UNIVERSAL)
+
+
+class Recording:
+    """The calls made while recording, and a tape of the variables that are read outside all calls."""
+
+    def __init__(
+        self,
+        tape: tf.GradientTape | None,
+        before_read: BeforeRead,
+        direct: Sequence[keras.Variable] = (),
+    ):
+        self.calls: list[Call] = []
+        self.direct = list(direct)  # the model's own weights, which its loss reads itself
+        self.outside = tf.GradientTape()  # stopped during each recorded call
+        self.settling: set[int] = set()  # numbers of the operations that settle rows before they are read
+        self._tape, self._before_read = tape, before_read
+        self._within = False
+        self._read_within: list[tuple[keras.layers.Layer, set[int]]] = []  # the variables that a layer's call reads
+        self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        self._began = self._made()
+
+    def run(self, layer: keras.layers.Layer, rule: rules.Rule, original: Callable[..., Any], args: Any, kw: Any) -> Any:
+        if self._within:  # part of a layer that is recorded whole
+            return original(*args, **kw)
+        if not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is not self._graph:
+            raise NotPrivate(
+                f"Layer '{layer.name}' is called inside a loop or a branch, where calls cannot be recorded; move the "
+                "call out, or register a rule for the layer that loops."
+            )
+        call = Call(layer, rule, args, kw)
+        self._within = True
+        try:
+            hooks = rules.Hooks(lambda t: self._watch(call, t), self._settle)
+            with self.outside.stop_recording(), tf.GradientTape() as inside:
+                output = rule.run(call, original, hooks)
+        finally:
+            self._within = False
+        self._read_within.append((layer, {id(variable) for variable in inside.watched_variables()}))
+        self.calls.append(call)
+        return output
+
+    def _settle(self, variable: keras.Variable, ids: tf.Tensor) -> None:
+        """Settles rows that are about to be read, and notes the operations: they are not part of the loss."""
+        start = self._made()
+        self._before_read(variable, ids)
+        self.settling.update(range(start, self._made()))
+
+    def _made(self) -> int:
+        return 0 if self._graph is None else len(self._graph.get_operations())
+
+    def refuse_reads_outside(self, model: keras.Model) -> None:
+        """Refuses variables that are read outside their layer's call, as in `matmul(h, layer.kernel)`."""
+        read = {id(variable) for variable in self.outside.watched_variables()}
+        own = {id(variable) for variable in self.direct}
+        others = [v for v in model.trainable_variables if id(v) not in own]
+        for layer, inside in self._read_within:  # a rule gives the gradient of its layer's variables alone
+            of_layer = {id(variable) for variable in layer.trainable_variables}
+            if strange := [v.path for v in others if id(rules.resource(v)) in inside and id(v) not in of_layer]:
+                raise NotPrivate(
+                    f"The call of layer '{layer.name}' reads weights of other layers ({', '.join(strange)}), whose "
+                    "gradient would not have this part: make those layers attributes of this one, or call them "
+                    "outside it and give it their outputs."
+                )
+        escaped = [v.path for v in others if id(rules.resource(v)) in read]
+        if escaped:
+            made = [] if self._graph is None else self._graph.get_operations()[self._began :]
+            if found := cause(made):
+                raise NotPrivate(sentence(*found))
+            raise NotPrivate(
+                f"Trainable variables are read outside a layer call that can be recorded: {', '.join(escaped)}. Move "
+                "what reads them into the call of the layer that owns them (keras.layers.ReversibleEmbedding gives "
+                "logits from an embedding table)."
+            )
+
+    def _watch(self, call: Call, tensor: tf.Tensor) -> tf.Tensor:
+        if self._tape is not None:
+            self._tape.watch(tensor)
+        call.watched.append(tensor)
+        return tensor
+
+    def tables(self) -> dict[str, list[tf.Tensor]]:
+        """Variables that all calls read by row alone: path -> the ids of each call."""
+        read: dict[str, list[tf.Tensor]] = {}
+        whole: set[str] = set()
+        for call in self.calls:
+            by_row = call.rule.tables(call)
+            whole.update(v.path for v in call.layer.trainable_variables if v.path not in by_row)
+            for path, ids in by_row.items():
+                read.setdefault(path, []).append(ids)
+        return {path: ids for path, ids in read.items() if path not in whole}
+
+
+@contextlib.contextmanager
+def recording(
+    model: keras.Model,
+    tape: tf.GradientTape | None = None,
+    before_read: BeforeRead = no_settling,
+) -> Iterator[Recording]:
+    """Records calls of all layers with weights, for the length of the block."""
+    refuse_duplicate_paths(model)
+    found = units(model)
+    recorder = Recording(tape, before_read, own_direct(model, tape))
+    with replaced([(layer, functools.partial(recorder.run, layer, rule)) for layer, rule in found]), recorder.outside:
+        yield recorder
+    refuse_added_losses(model)
+    recorder.refuse_reads_outside(model)
+
+
+@contextlib.contextmanager
+def replaced(runs: Sequence[tuple[keras.layers.Layer, Callable[..., Any]]]) -> Iterator[None]:
+    """Replaces layers' calls by `run(call, args, kwargs)`, for the length of the block."""
+
+    def replacement(original: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
+        return rules.Recorded(lambda *args, **kwargs: run(original, args, kwargs))
+
+    own = [(layer, layer.__dict__.get("call")) for layer, _ in runs]  # of a layer whose call the user has replaced
+    try:
+        for layer, run in runs:
+            layer.__dict__["call"] = replacement(layer.call, run)
+        yield
+    finally:
+        for layer, before in own:
+            layer.__dict__.pop("call", None)
+            if before is not None:
+                layer.__dict__["call"] = before
+
+
+def own_direct(model: keras.Model, tape: tf.GradientTape | None) -> list[keras.Variable]:
+    """The weights of the model itself, watched by the tape."""
+    own = own_weights(model)
+    if tape is not None:
+        tape.watch([rules.resource(v) for v in own])
+    return own
+
+
+def refuse_duplicate_paths(model: keras.Model) -> None:
+    """Refuses two variables of one path: gradients are stored by path."""
+    paths = [v.path for v in model.trainable_variables]
+    twice = sorted({p for p in paths if paths.count(p) > 1}) if len(set(paths)) < len(paths) else []
+    if twice:
+        raise NotPrivate(
+            f"Several trainable variables are called {', '.join(twice)}; give their layers distinct names."
+        )
+
+
+def refuse_added_losses(model: keras.Model) -> None:
+    """Refuses `add_loss` and activity regularisers: they depend on the batch and are in no example's loss."""
+    for layer in layers_within(model):
+        if getattr(layer, "activity_regularizer", None) is not None:
+            raise NotPrivate(
+                f"Layer '{layer.name}' adds a loss of its own by activity_regularizer, which clipping by example does "
+                "not cover: make it part of per_example_loss."
+            )
+        for loss in added_losses(layer):
+            made = None if isinstance(loss, tf.__internal__.EagerTensor) else loss.op
+            if made is not None and (found := cause(made.graph.get_operations())):
+                raise NotPrivate(sentence(*found))
+            line = None if made is None else users_line(made)
+            raise NotPrivate(
+                f"Layer '{layer.name}' adds a loss by add_loss{f' in {line}' * bool(line)}, which clipping by example "
+                "does not cover. Return it, one number an example, from per_example_loss(self, data, training=True), "
+                "added to that of the model; in place of a penalty on weights alone give their layer "
+                "kernel_regularizer=keras.regularizers.L2(l2), or embeddings_regularizer=."
+            )
+
+
+def refuse_unrecorded(
+    model: keras.Model, calls: Sequence[Call], direct: Sequence[keras.Variable] = ()
+) -> None:
+    """Refuses trainable variables of no recorded call: their gradient would be lost."""
+    owned = {v.path for call in calls for v in call.layer.trainable_variables} | {v.path for v in direct}
+    lost = [v.path for v in model.trainable_variables if v.path not in owned]
+    if lost:
+        raise NotPrivate(
+            f"Trainable variables take no part in the loss through a recorded layer call: {', '.join(lost)}. Call "
+            "their layer in the loss, or set trainable=False on it."
+        )
+
+
+@contextlib.contextmanager
+def secret_seeds(model: keras.Model) -> Iterator[None]:
+    """Gives the model's random layers secret seeds for the length of the block, and others afterwards."""
+    _replace_seeds(random_states(model))
+    yield
+    _replace_seeds(random_states(model))
+
+
+def _replace_seeds(states: list[keras.Variable]) -> None:
+    if not states:
+        return
+    words = tf.reshape(system_words(2 * len(states)), [len(states), 2])
+    for state, word in zip(states, tf.unstack(tf.cast(words, tf.int64))):
+        resource(state).assign(tf.cast(word, resource(state).dtype))

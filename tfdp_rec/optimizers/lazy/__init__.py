@@ -1,1 +1,0 @@
-"""Lazy noise: drawn for a row when the row is next read."""

@@ -1,1 +1,0 @@
-"""Mechanisms that choose privately which rows get a gradient, and noise."""

@@ -1,1 +1,0 @@
-"""How units come into batches, and the proof that they did."""

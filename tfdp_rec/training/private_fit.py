@@ -1,0 +1,451 @@
+"""`make_private`: from a Keras model and arrays to a private training, in one call.
+
+    private = tfdp_rec.make_private(model, (x, y), epsilon=8.0, batch_size=256, epochs=5)
+    private.fit()
+    private.model.export("servable")
+
+The call combines these parts:
+
+    units        the rows of the data; or users, of whom each batch has one row each, drawn anew each time
+    sampling     PoissonSampling: every unit is in a batch with probability batch size / number of units
+    plan         PrivatePlan: the least noise with which all steps cost at most ε
+    optimizer    the mechanism with the plan's settings, in place of the model's optimizer
+    fit          on the sampling's batches, with the plan's budget
+    reliability  if asked for, one count of clicks by prediction afterwards, which corrects predictions (`sums`)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import math
+import threading
+import warnings
+import weakref
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, Never, Unpack
+
+import keras
+import numpy as np
+import tensorflow as tf
+from dp_accounting import GaussianDpEvent
+from scipy import special
+
+from tfdp_rec import optimizers
+from tfdp_rec.core.claim.entries import Use
+from tfdp_rec.core.claim.schemes import PoissonSampling
+from tfdp_rec.core.ground.keras_internals import compile_arguments, functional_class, layers_within
+from tfdp_rec.core.mechanism.arguments import Options
+from tfdp_rec.core.mechanism.noise_walk import first_dense_optimizer, first_rate
+from tfdp_rec.core.sensitivity.weights import Auto
+from tfdp_rec.datasets.unit_ids import unit_numbers
+from tfdp_rec.mechanisms import MECHANISMS
+from tfdp_rec.sums.fixed_point import checked_noise
+from tfdp_rec.sums.reliability import LABEL, Reliability, private_reliability
+from tfdp_rec.training.callback_checks import several
+from tfdp_rec.training.model import PrivateModel, PrivateTraining
+from tfdp_rec.training.ordinary_steps import watch
+from tfdp_rec.training.own_loss import is_own
+from tfdp_rec.training.predictions import predictions_by_row
+from tfdp_rec.training.private_plan import PrivatePlan
+
+# A model that is made private again gives the same private model, with the history of the weights that they share.
+_MADE: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
+_SMALL = 1e-3  # a rate that every mechanism accepts, until the model's tables are known
+_TAKE_TEXT = tuple(
+    getattr(keras.layers, name) for name in ("StringLookup", "TextVectorization", "Hashing", "HashedCrossing")
+)
+_LOSSES_OF_COMPILE = ("loss", "loss_weights", "metrics", "weighted_metrics")
+_OPTIONS_OF_COMPILE = ("microbatch_size", "diagnostics", "adapted_to_public_data")
+
+
+_ITS_OWN = "the data and the size of batches are those of make_private, which the noise was computed for"
+_GIVEN_BEFORE = dict.fromkeys(("x", "y", "batch_size"), _ITS_OWN) | {
+    "validation_split": "it would take rows of the training data. Hold rows out before make_private, and give them as "
+    "validation_data=(x, y)",
+    "class_weight": "give make_private (x, y, sample_weight), with each row's weight by its class",
+    "sample_weight": "give make_private (x, y, sample_weight)",
+}
+_APART = "x and y are one argument, as in fit(): make_private(model, (x, y), ...)."
+_OF_FIT = frozenset(inspect.signature(keras.Model.fit).parameters)
+_OF_OPACUS = {"max_grad_norm": "l2_norm_clip", "target_epsilon": "epsilon", "target_delta": "delta"}
+
+
+@dataclasses.dataclass(frozen=True)
+class PrivateFit:
+    """A model that is ready for private training, with its plan and batches.
+
+    Args:
+        model: Private model, compiled.
+        plan: Plan of the training.
+        batches: Batches for `fit`.
+        steps_per_epoch: Number of steps that draw each unit once, on average.
+        epochs: Number of epochs that the plan is for.
+    """
+
+    model: Any
+    plan: PrivatePlan
+    batches: tf.data.Dataset
+    steps_per_epoch: int
+    epochs: int
+    _release: _Release | None = dataclasses.field(default=None, repr=False)
+
+    def fit(self, callbacks: Any = None, *others: Any, **options: Any) -> Any:
+        """Trains until the budget is spent; ε is in the logs.
+
+        Args:
+            callbacks: Callback, or list of callbacks, in addition to the budget.
+            *others: Refused, if any: the data are those of `make_private`.
+            **options: Options of Keras' `fit`, such as validation_data and verbose.
+
+        Returns:
+            Keras' history.
+        """
+        if others or not all(isinstance(each, keras.callbacks.Callback) for each in several(callbacks)):
+            raise TypeError(f"fit() takes no data: {_ITS_OWN}. Give callbacks and other options of Keras' fit by name.")
+        for name in _GIVEN_BEFORE.keys() & options.keys():
+            raise TypeError(f"fit({name}=...) is refused: {_GIVEN_BEFORE[name]}.")
+        options = {"epochs": self.epochs, "steps_per_epoch": self.steps_per_epoch, **options}
+        return self.model.fit(self.batches, callbacks=[self.plan.budget(), *several(callbacks)], **options)
+
+    def statement(self) -> str:
+        """The guarantee of the training so far, as text."""
+        return self.plan.accountant.statement()
+
+    def reliability(self) -> Reliability:
+        """How often a click followed where the trained model predicts one, and the correction of its logits.
+
+        It is released once, about the model as it is when it is first asked for; `make_private(reliability=)` has paid
+        for it.
+
+        Raises:
+            ValueError: `make_private` was not given `reliability`, or the model has made no step.
+        """
+        if self._release is None:
+            raise ValueError(
+                "The budget has no room for this release: make_private(..., reliability=30.0) keeps some for it. Or "
+                "tfdp_rec.privacy.private_reliability(logits, clicks, noise_multiplier=, accountant=) charges it."
+            )
+        return self._release.of(self.model)
+
+
+class _Release:
+    """The one release that a plan pays for; copies of a `PrivateFit` share it."""
+
+    def __init__(self, noise_multiplier: float, data: Any, unit: Any, from_logits: bool):
+        self._noise, self._inputs, self._from_logits = checked_noise(noise_multiplier), data[0], from_logits
+        self.use = Use(GaussianDpEvent(self._noise), LABEL)
+        # Kept as they are now: the caller's arrays may change, and with them whose rows are counted together.
+        self._clicks = np.array(data[1]).reshape(-1)
+        self._units = None if unit is None else unit_numbers(unit, len(self._clicks))
+        self._made: Reliability | None = None
+        self._one_at_a_time = threading.Lock()
+
+    def __deepcopy__(self, memo: Any) -> _Release:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("A PrivateFit with a reliability cannot be pickled: a copy would release it again.")
+
+    def _rows(self) -> tf.data.Dataset:
+        return tf.data.Dataset.from_tensor_slices(self._inputs).batch(1024)
+
+    def traced(self, model: Any) -> Any:
+        """The model's predictions as they are released; refused if one of them may depend on other rows."""
+        return predictions_by_row(model, self._rows().element_spec)
+
+    def of(self, model: Any) -> Reliability:
+        """The answer: made for this model, or for the one that was asked for first."""
+        with self._one_at_a_time:
+            if self._made is None:
+                if not int(model.optimizer.iterations):
+                    raise ValueError("The model has made no step: fit() first, its predictions are what is corrected.")
+                model.release.settle_outside_steps()
+                by_row, rows = self.traced(model), self._rows()
+                predicted = np.concatenate([by_row(batch).numpy() for batch in rows]).astype(np.float64).reshape(-1)
+                logits = predicted if self._from_logits else special.logit(np.clip(predicted, 0.0, 1.0))
+                # The plan has declared it: it is charged no second time.
+                self._made = private_reliability(logits, self._clicks, noise_multiplier=self._noise, unit=self._units)
+            return self._made
+
+
+class Settings(Options, total=False):
+    """Further settings of `make_private`: of `LazyDPSGD`, and of `PrivateModel.compile`."""
+
+    aggregate_noise: bool
+    microbatch_size: int | None
+    diagnostics: bool
+    adapted_to_public_data: bool
+
+
+def make_private(
+    model: keras.Model, data: Any, *others: Never, epsilon: float, batch_size: int, epochs: int,
+    learning_rate: Any = None, delta: float | None = None, unit: Any = None, mechanism: str = "LazyDPSGD",
+    l2_norm_clip: float | Auto = 1.0, accountant: str = "pld", reliability: float | None = None,
+    **settings: Unpack[Settings],
+) -> PrivateFit:
+    """Makes a model's training private.
+
+    Guarantee: after `fit`, whether it is completed or interrupted, the model is (ε, δ)-differentially private for the
+    given units, whose number is public.
+
+    Args:
+        model: Functional or Sequential model, compiled for its loss and metrics; or a model of your own class with
+            `tfdp_rec.PrivateTraining` as first base. Its own weights are trained, not a copy.
+        data: Arrays in a nest of tuples, lists and dicts, as for `fit` without validation: `(x, y)` or
+            `(x, y, sample_weight)`, or the argument of the model's own `per_example_loss`.
+        *others: Refused, if any: x and y are one argument.
+        epsilon: Largest ε of the whole training.
+        batch_size: Expected number of units in a batch.
+        epochs: Number of epochs, each of which draws every unit once on average.
+        learning_rate: Float or Keras schedule of plain SGD. By default a first value from public settings: noise alone
+            gives the rows of tables a length of 0.7 in all steps together, and variables that are not tables are moved
+            by Adam, unless `dense_optimizer` is among the settings. Tuning finds better ones.
+        delta: Probability δ; by default a tenth of 1 / units, rounded down to a power of ten.
+        unit: Array with the user id of each row, if users are the privacy units; by default each row is a unit.
+        mechanism: Mechanism that replaces the model's optimizer, "LazyDPSGD" or "DPSGD". For others, compile a
+            `PrivateModel` with `tfdp_rec.<mechanism>(..., plan=tfdp_rec.PrivatePlan(...))`.
+        l2_norm_clip: Clip C; or "auto", C = 1 and every gradient scaled to nearly that length, as for
+            `tfdp_rec.LazyDPSGD`.
+        accountant: "pld", which is tight, or "rdp", which is quick.
+        reliability: Noise multiplier, such as 30, of a release after training that corrects a click model's
+            predictions (`PrivateFit.reliability`); ε includes it. None for no such release.
+        **settings: Further settings of the mechanism, such as momentum, and `microbatch_size`, `diagnostics` and
+            `adapted_to_public_data` of `PrivateModel.compile`.
+
+    Returns:
+        The private model with its plan and batches, ready for `fit`.
+
+    Raises:
+        TypeError: The model is of a class without `tfdp_rec.PrivateTraining`, or the data are no arrays.
+        ValueError: The arrays differ in their number of rows or do not fit the model, or a value is out of range.
+
+    Example:
+        >>> import keras, numpy as np, tfdp_rec
+        >>> ids = np.arange(1000) % 50
+        >>> model = keras.Sequential([keras.layers.Embedding(50, 4), keras.layers.Dense(1)])
+        >>> model.compile("adam", "mse")
+        >>> private = tfdp_rec.make_private(model, (ids, ids[:, None] / 50.0), epsilon=3.0, batch_size=100, epochs=2,
+        ...                                 learning_rate=0.5, accountant="rdp")
+        >>> history = private.fit(verbose=0)
+        >>> private.plan.delta, 2.9 < history.history["epsilon"][-1] <= 3.0
+        (0.0001, True)
+    """
+    _refuse_no_arrays(data, others)
+    _refuse_options_of_others(settings)
+    if not isinstance(epochs, (int, np.integer)) or epochs < 1:
+        raise ValueError(f"epochs must be a whole number from 1, got {epochs!r}.")
+    data = _tuples(data)
+    rows = _number_of_rows(data)
+    units, pick = (rows, lambda drawn: drawn) if unit is None else _rows_of_units(unit, rows)
+    sampling = PoissonSampling(units, batch_size, unit="row" if unit is None else "user")
+    steps_per_epoch = math.ceil(units / batch_size)
+    delta = 10.0 ** math.floor(math.log10(0.1 / units) + 1e-9) if delta is None else delta
+    kind = _mechanism(mechanism)
+    _warn_of_earlier_steps(model)
+    private, compiled = _private_form(model, data), _compiled_with(model)
+    further: dict[str, Any] = {**settings}
+    compiled |= {name: further.pop(name) for name in _OPTIONS_OF_COMPILE if name in further}
+    _refuse_unfit(private, compiled, data)
+    release = None if reliability is None else _Release(reliability, data, unit, _click_loss(compiled, data, private))
+    plan = PrivatePlan(
+        sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs, l2_norm_clip=l2_norm_clip,
+        accountant=accountant, spent=[release.use] if release else [],
+    )
+    if learning_rate is None and further.get("table_rule") is not None:
+        raise ValueError("table_rule= needs learning_rate=: there is a default for plain SGD alone.")
+    if learning_rate is None:
+        further = {"dense_optimizer": first_dense_optimizer(plan.steps, further.get("weight_decay") or 0.0), **further}
+    private.compile(kind(_SMALL if learning_rate is None else learning_rate, plan=plan, **further), **compiled)
+    if release:
+        release.traced(private)
+
+    def fetch(drawn: np.ndarray) -> Any:
+        chosen = pick(drawn)  # once: features and labels are of the same rows
+        return tf.nest.map_structure(lambda array: array[chosen], data)
+
+    batches = plan.batches(fetch)
+    if learning_rate is None:  # known only now: it depends on the widths of tables, and so on the traced loss
+        private.prepare(batches.element_spec)
+        private.optimizer.learning_rate = first_rate(private.optimizer, plan.steps)
+    return PrivateFit(private, plan, batches, steps_per_epoch, epochs, release)
+
+
+def _mechanism(name: str) -> Any:
+    known = [mechanism.class_name for mechanism in MECHANISMS]
+    if name not in known:
+        raise ValueError(f"mechanism must be one of {', '.join(known)}, got {name!r}.")
+    if not MECHANISMS[known.index(name)].claims_epsilon:
+        raise ValueError(f"{name} has no epsilon that noise could be computed for: compile with tfdp_rec.{name}(...).")
+    if own := MECHANISMS[known.index(name)].own:
+        raise ValueError(
+            f"{name} needs {', '.join(own)}, which make_private cannot choose: compile a tfdp_rec.PrivateModel with "
+            f"tfdp_rec.{name}(..., plan=tfdp_rec.PrivatePlan(...))."
+        )
+    return getattr(optimizers, name)
+
+
+def _refuse_options_of_others(settings: Mapping[str, Any]) -> None:
+    # What Keras would say of them, "not recognized", with all that they hold.
+    for name in settings:
+        if name in _OF_OPACUS:
+            raise TypeError(f"{name}= is {_OF_OPACUS[name]}= here.")
+        if name == "optimizer":
+            raise TypeError(
+                "optimizer= is the mechanism's place: leave it out, or say how variables that are not tables are "
+                "trained, dense_optimizer=keras.optimizers.Adam(1e-3)."
+            )
+        if name in _LOSSES_OF_COMPILE:
+            raise TypeError(f"{name}= is an option of compile: model.compile({name}=...) before make_private.")
+        if name in ("x", "y"):
+            raise TypeError(_APART)
+        if name in _GIVEN_BEFORE:
+            raise TypeError(f"make_private({name}=...) is refused: {_GIVEN_BEFORE[name]}.")
+        if name in _OF_FIT:
+            raise TypeError(f"{name}= is an option of fit: make_private(...).fit({name}=...).")
+
+
+def _refuse_no_arrays(data: Any, others: tuple[Any, ...]) -> None:
+    if others:
+        raise TypeError(_APART)
+    if isinstance(data, tf.data.Dataset) or isinstance(data, Iterator) or hasattr(data, "__getitem__") and not (
+        isinstance(data, (list, tuple, dict)) or hasattr(data, "__array__")
+    ):
+        raise TypeError(
+            f"data must be arrays, such as (x, y), from which make_private draws its own batches; got a "
+            f"{type(data).__name__}. For data on disk, tfdp_rec.PrivatePlan(...).batches(fetch) takes a function from "
+            "row numbers to a batch."
+        )
+    for leaf in tf.nest.flatten(data):
+        if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) or hasattr(leaf, "tocsr"):
+            raise TypeError(
+                f"The data hold a {type(leaf).__name__}, whose rows have no length in common: "
+                "tfdp_rec.data.padded(ids, length) makes arrays of it, ids and weights, at a length that you choose "
+                "without the data."
+            )
+    if hasattr(data, "columns"):
+        raise TypeError(
+            f"data is one {type(data).__name__}: give its columns as arrays, such as "
+            "(frame['item'].to_numpy(), frame['rating'].to_numpy())."
+        )
+
+
+def _refuse_unfit(private: Any, compiled: Mapping[str, Any], data: Any) -> None:
+    # What Keras would say in the middle of the tracing, of data that the compiled loss or the layers cannot take.
+    own_loss = is_own(private, "per_example_loss") or is_own(private, "compute_loss")
+    if "loss" in compiled and not own_loss and not (isinstance(data, tuple) and len(data) in (2, 3)):
+        raise ValueError("The compiled loss compares predictions with y: give make_private(model, (x, y), ...).")
+    made_of_layers = isinstance(private, functional_class())
+    if made_of_layers and _has_text(data) and not any(isinstance(each, _TAKE_TEXT) for each in layers_within(private)):
+        raise ValueError(
+            "The data hold text, and the model has no layer that numbers it: begin with "
+            "keras.layers.StringLookup(vocabulary=...), whose vocabulary is public, or give numbers."
+        )
+
+
+def _click_loss(compiled: Mapping[str, Any], data: Any, model: Any) -> bool:
+    """Whether a click model gives logits; refused now, rather than after the training, if it is none."""
+    loss = compiled.get("loss")
+    named = isinstance(loss, str) and loss.replace("_", "").lower() == "binarycrossentropy"
+    if not named and not isinstance(loss, keras.losses.BinaryCrossentropy):
+        raise ValueError(
+            "reliability= is for models of clicks, whose loss is keras.losses.BinaryCrossentropy; for others, "
+            "tfdp_rec.privacy.private_reliability takes logits and clicks."
+        )
+    one_each = isinstance(data, tuple) and len(data) == 2 and getattr(data[1], "size", -1) == len(data[1])
+    if not one_each or not np.isin(data[1], (0, 1)).all():
+        raise ValueError("reliability= takes data (x, y) without weights, with one click, 0 or 1, in each row of y.")
+    from_logits = bool(getattr(loss, "from_logits", False))
+    last = [layer.name for layer in model.layers[-1:] if getattr(layer, "activation", 0) is keras.activations.linear]
+    if last and not from_logits:
+        raise ValueError(
+            f"Layer '{last[0]}' gives logits, and the loss takes probabilities: "
+            "loss=keras.losses.BinaryCrossentropy(from_logits=True)."
+        )
+    return from_logits
+
+
+def _has_text(data: Any) -> bool:
+    return any(array.dtype.kind in "OSU" for array in tf.nest.flatten(data))
+
+
+def _tuples(data: Any) -> Any:
+    # NumPy arrays, with lists as tuples: tf.data takes a list for one array.
+    if isinstance(data, (list, tuple)):
+        return tuple(map(_tuples, data))
+    if isinstance(data, dict):
+        return {key: _tuples(value) for key, value in data.items()}
+    array = np.asarray(data)
+    return np.asarray(array.tolist()) if array.dtype == object else array  # numbers or text, by what it holds
+
+
+def _number_of_rows(data: Any) -> int:
+    lengths = {len(array) if array.ndim else -1 for array in tf.nest.flatten(data)}
+    if len(lengths) != 1 or not lengths - {-1, 0}:
+        raise ValueError(f"data must be arrays with the same number of rows, at least one; got {sorted(lengths)} rows.")
+    return lengths.pop()
+
+
+def _rows_of_units(unit: Any, rows: int) -> tuple[int, Callable[[np.ndarray], np.ndarray]]:
+    # The number of users, and a function that picks one row of each drawn user, uniformly at random.
+    number = unit_numbers(unit, rows)
+    count = np.bincount(number)
+    order, first = np.argsort(number, kind="stable"), np.cumsum(count) - count
+    chance = np.random.default_rng()
+
+    def pick(drawn: np.ndarray) -> np.ndarray:
+        return order[first[drawn] + chance.integers(count[drawn])] if len(drawn) else drawn
+
+    return len(count), pick
+
+
+def _private_form(model: Any, data: Any) -> Any:
+    # A model that trains privately, on the same layers.
+    kind = type(model)
+    if isinstance(model, PrivateTraining):
+        return model
+    if model not in _MADE or _own_layers(model) != _own_layers(_MADE[model]):  # a Sequential model may have changed
+        watched = model in _MADE
+        _MADE[model] = _made_of(model, kind, data)
+        if not watched:
+            watch(model)  # its own optimizer would train the same weights without privacy
+    return _MADE[model]
+
+
+def _own_layers(model: keras.Model) -> list[int]:
+    return [id(layer) for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
+
+
+def _made_of(model: Any, kind: type, data: Any) -> Any:
+    if kind is keras.Sequential:
+        first = tf.nest.flatten(data)[0]
+        # Its own input is float32 by default, which does not distinguish ids above 2^24.
+        dtype = "string" if _has_text(first) else keras.backend.standardize_dtype(first.dtype)
+        x = inputs = keras.Input(first.shape[1:], dtype=dtype)
+        for layer in model.layers:
+            x = layer(x)
+        return PrivateModel(inputs, x, name=model.name)
+    if kind is functional_class():
+        return PrivateModel(model.input, model.output, name=model.name)
+    raise TypeError(
+        f"{kind.__name__} is a class of its own: put tfdp_rec.PrivateTraining first among its bases, "
+        f"class {kind.__name__}(tfdp_rec.PrivateTraining, keras.Model), and call make_private again."
+    )
+
+
+def _warn_of_earlier_steps(model: keras.Model) -> None:
+    steps = int(model.optimizer.iterations) if model.compiled and model.optimizer is not None else 0
+    if steps and not isinstance(model.optimizer, optimizers.PrivateOptimizer):
+        warnings.warn(
+            f"The model was trained before, for {steps} steps of {type(model.optimizer).__name__}. No epsilon covers "
+            "those: if they used these data, begin with a new model.",
+            stacklevel=3,
+        )
+
+
+def _compiled_with(model: keras.Model) -> dict[str, Any]:
+    # The loss and metrics that the model was compiled with, themselves: functions have no form that is read back.
+    given = compile_arguments(model) if model.compiled else {}
+    if given and isinstance(model, PrivateTraining):
+        given |= {name: getattr(model.private_step, name) for name in _OPTIONS_OF_COMPILE}
+    return {name: given[name] for name in (*_LOSSES_OF_COMPILE, *_OPTIONS_OF_COMPILE) if given.get(name) is not None}

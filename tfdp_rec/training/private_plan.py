@@ -1,0 +1,333 @@
+"""`PrivatePlan`: the cost of a private training, from which optimizer, data, fit and statement take their parts.
+
+    plan = PrivatePlan(sampling=sampling, epsilon=8.0, delta=1e-6, steps=600)
+
+    optimizer    clip C, noise σ, batch size B     tfdp_rec.LazyDPSGD(0.5, plan=plan)
+    data         batches that prove their draw     plan.batches(fetch)
+    fit          steps=600 and not one more        callbacks=[plan.budget()]
+    statement    ε, δ, unit, sampling, mechanism   plan.accountant.statement()
+
+For a given ε the least σ is computed: by RDP first, whose answer is never too small, then tightened with the chosen
+accountant.
+
+With a ledger the budget covers all that is in it: σ is computed with the earlier payments. It is noted in the ledger,
+so that a restarted program, which makes the same plan again, has the same σ and the rest of the budget. If nothing is
+left, a warning says so, and the model can still be resumed from its checkpoint, to be saved.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import warnings
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from dp_accounting import DpEvent, GaussianDpEvent
+
+from tfdp_rec.core.claim import events
+from tfdp_rec.core.claim.accountant import Accountant
+from tfdp_rec.core.claim.calibration import least_noise
+from tfdp_rec.core.claim.composition import checked_epsilon
+from tfdp_rec.core.claim.entries import Changes, Entries, Use
+from tfdp_rec.core.claim.events import PlannedDpEvent
+from tfdp_rec.core.claim.ledger import Ledger, Payment, canonical, composed, finite
+from tfdp_rec.core.claim.meter import StepLimit
+from tfdp_rec.core.claim.schemes import Sampling, fold_gaussians
+from tfdp_rec.core.ground.files import Path
+from tfdp_rec.core.mechanism.correlated_noise import Correlation
+from tfdp_rec.core.sensitivity.weights import Auto
+from tfdp_rec.training.privacy_budget import PrivacyBudget
+
+_NOTE = "plan"
+
+
+class PrivatePlan:
+    """Sampling, δ, number of steps, and either ε or σ, of a training.
+
+    Guarantee: an optimizer with the plan costs at most `epsilon` after `steps` steps on the sampling's batches, or is
+    refused.
+
+    Args:
+        sampling: Sampling scheme, whose `expected_batch_size` is B everywhere.
+        delta: Probability δ.
+        steps: Number of steps that the budget pays for.
+        epsilon: Budget; its noise is computed at the first use of `noise_multiplier`.
+        noise_multiplier: Noise multiplier σ, instead of ε; the budget is then the cost of `steps` steps.
+        l2_norm_clip: Clip C, or "auto", of optimizers that are given none.
+        accountant: "pld", which is tight, or "rdp", which is quick.
+        make_event: Function from σ to the event of one step, for mechanisms whose step is more than one Gaussian.
+        correlation: Correlation of the noise, for `DPFTRL` and `LazyDPFTRL` on an order, with as many steps as the
+            plan.
+        spent: Other uses of the data, such as a popularity count: `tfdp_rec.privacy.Use` objects, each of which counts
+            once wherever it is declared; or (event, label) pairs, each of which is another use each time a plan
+            declares it. With a ledger they are paid for at once: make the plan before these uses.
+        allow_large_delta: Whether to accept δ above 1 / num_units, as for `Accountant`.
+        ledger: File, or `Ledger`, in which everything is paid for before it is done.
+
+    Raises:
+        TypeError: Both or none of ε and noise_multiplier are given, or both make_event and correlation.
+        ValueError: A value is out of range, no noise can meet the budget, or the ledger's budget is spent (a warning,
+            if this plan has spent it).
+        BrokenLedger: The ledger was changed or is incomplete, or is about another unit or other data.
+
+    Example:
+        >>> import tfdp_rec
+        >>> sampling = tfdp_rec.data.PoissonSampling(num_units=110_794, expected_batch_size=1024, unit="user")
+        >>> plan = PrivatePlan(sampling=sampling, epsilon=3.0, delta=1e-6, steps=2000, accountant="rdp")
+        >>> optimizer = tfdp_rec.LazyDPSGD(0.5, plan=plan)
+        >>> round(optimizer.noise_multiplier, 2), optimizer.expected_batch_size, optimizer.l2_norm_clip
+        (1.0, 1024.0, 1.0)
+        >>> plan.accountant.epsilon(steps=2000) <= 3.0
+        True
+    """
+
+    def __init__(
+        self, *, sampling: Sampling, delta: float, steps: int, epsilon: float | None = None,
+        noise_multiplier: float | None = None, l2_norm_clip: float | Auto = 1.0, accountant: str = "pld",
+        make_event: Callable[[float], DpEvent] = GaussianDpEvent, correlation: Correlation | None = None,
+        spent: Iterable[tuple[DpEvent, str]] = (), allow_large_delta: bool = False,
+        ledger: Path | Ledger | None = None,
+    ):
+        if (epsilon is None) == (noise_multiplier is None):
+            raise TypeError("Give PrivatePlan either epsilon= or noise_multiplier=: each decides the other.")
+        if int(steps) != steps or steps < 1:
+            raise ValueError(f"steps must be a positive whole number, got {steps!r}.")
+        if correlation is not None:
+            make_event = _planned_by(correlation, steps, make_event)
+        self.sampling = sampling
+        self.delta = delta
+        self.steps = int(steps)
+        self.correlation = correlation
+        self.l2_norm_clip = l2_norm_clip
+        self.make_event = make_event
+        uses = [*map(Use.of, spent)]
+        Entries.of(*uses)  # refuses two that differ and have one id, of which one would be counted
+        self._uses = {use.id: use for use in uses}
+        self._target = epsilon
+        self._given_noise = noise_multiplier
+        event = make_event(noise_multiplier or 1.0)
+        self._payer = Accountant(event, sampling, delta, accountant, allow_large_delta, ledger)
+        try:
+            self._refuse_gone()
+            self._refuse_dear(uses)
+        except ValueError:
+            if not isinstance(ledger, Ledger):
+                self._payer.close()
+            raise
+        self._before = self._payer.steps
+        self._limit = StepLimit(0)
+        self._limited: int | None = -1  # `Changes.made` at which the limit was set; None while it is suspended
+        for use in self._uses.values():
+            self._payer.spend(*use, id=use.id)
+
+    def __deepcopy__(self, memo: Any) -> PrivatePlan:
+        return self  # a copied optimizer trains under the same plan
+
+    @functools.cached_property
+    def noise_multiplier(self) -> float:
+        """Noise multiplier σ: as given, as noted in the ledger, or the least with which `steps` steps fit."""
+        if self._target is None:
+            return float(self._given_noise or 0.0)
+        paid = self._payer.payments
+        # A ledger holds the uses of `spent` already.
+        besides = [composed(paid.ledger.paid)] if paid else [event for event, _ in self._uses.values()]
+        noise = self._noted() or least_noise(
+            self._target, self.delta, self.sampling, self.steps, self._payer.accountant, self.make_event, besides,
+            self._payer.limit,
+        )  # fmt: skip
+        if paid and not self._noted():
+            paid.ledger.note(_NOTE, self._note(noise))
+        return noise
+
+    def _note(self, noise: float) -> dict[str, Any]:
+        # The plan's identity, and its σ.
+        return {
+            "epsilon": self._target,
+            "delta": self.delta,
+            "steps": self.steps,
+            "sampling": self.sampling.get_state(),
+            "sigma": noise,
+            "step": events.to_json(self.make_event(noise)),
+        }
+
+    def _noted(self) -> float | None:
+        # The σ of the same plan in an earlier process; None if the ledger has no such note.
+        notes = self._payer.payments.ledger.notes(_NOTE) if self._payer.payments else []
+        for note in reversed(notes):
+            if canonical(finite(self._note(note["sigma"]))) == canonical(note):
+                return float(note["sigma"])
+        return None
+
+    def _refuse_dear(self, uses: Sequence[Use]) -> None:
+        paid = self._payer.payments
+        due = [Payment(use[0], label=use[1]) for use in uses if paid and not paid.has_paid(use)]
+        if self._target is None or paid is None or not due:
+            return
+        after = paid.ledger.epsilon(self.delta, self._payer.accountant, due)
+        if after > self._target:
+            raise ValueError(
+                f"The uses in spent= would take {paid.ledger.path} to epsilon {after:.4g}, above the plan's "
+                f"{self._target:g}: nothing was paid. Give a larger epsilon, or uses with more noise."
+            )
+
+    def _refuse_gone(self) -> None:
+        if self._target is None or self._payer.payments is None:
+            return
+        checked_epsilon(self._target)
+        noted, spent = self._noted(), self._payer.epsilon()
+        if noted and self.correlation:
+            return  # continuing a planned training is free; the budget refuses what would cost
+        if noted:
+            self._payer.set_event(self.make_event(noted))
+        if spent > self._target or noted and self._payer.max_steps(self._target) <= self._payer.steps:
+            said = (
+                f"The budget is spent: {self._payer.payments.ledger.path} holds epsilon {spent:.4g} of "
+                f"{self._target:g}, and no further step fits. Release the trained model; to continue on these data, "
+                "plan a larger epsilon."
+            )
+            if not noted or not all(map(self._payer.has_spent, self._uses.values())):
+                raise ValueError(said)
+            # The program may have ended after its last step, and come back for its checkpoint. Steps are refused.
+            warnings.warn(said, stacklevel=3)
+
+    @functools.cached_property
+    def epsilon(self) -> float:
+        """The budget: as given, or the cost of `steps` steps."""
+        if self._target is not None:
+            return float(self._target)
+        return self.accountant.epsilon(self._before + self.steps)
+
+    @functools.cached_property
+    def accountant(self) -> Accountant:
+        """The accountant of this plan's training."""
+        self._payer.set_event(self.make_event(self.noise_multiplier))
+        return self._payer
+
+    def batches(self, fetch: Callable[..., Any], **options: Any) -> Any:
+        """The sampling's batches; arguments as for `sampling.batches`."""
+        return self.sampling.batches(fetch, **options)
+
+    def budget(self) -> PrivacyBudget:
+        """A callback that counts steps, and stops `fit` before the budget would be exceeded.
+
+        Raises:
+            ValueError: `noise_multiplier` gives no finite ε.
+        """
+        if math.isinf(self.epsilon):
+            raise ValueError(
+                f"noise_multiplier={self.noise_multiplier:g} has no finite epsilon, and so no budget: fit without "
+                "plan.budget(), or plan with epsilon=."
+            )
+        # A filter's ε is that of its whole budget, whatever the number of planned steps.
+        steps = self._before + self.steps if self.accountant.limit else None
+        return PrivacyBudget(self.accountant, self.epsilon, steps=steps)
+
+    # For optimizers.
+
+    def complete(self, settings: dict[str, Any]) -> dict[str, Any]:
+        """An optimizer's settings, completed from the plan."""
+        batch = self.sampling.expected_batch_size
+        if settings.get("expected_batch_size", batch) != batch:
+            raise ValueError(
+                f"expected_batch_size={settings['expected_batch_size']} is not the plan's {batch}, which is its "
+                "sampling's: leave it out."
+            )
+        own: dict[str, Any] = {"l2_norm_clip": self.l2_norm_clip, "expected_batch_size": batch}
+        if self.correlation is not None:
+            own["correlation"] = self.correlation
+        if "noise_multiplier" not in settings:
+            own["noise_multiplier"] = self.noise_multiplier  # computed now
+        return own | settings
+
+    def accept(self, optimizer: Any, copied: bool = False) -> None:
+        """Follows and limits an optimizer that was made with the plan; refuses one that costs more than was planned."""
+        # A copy has not the state of planned noise: its first step would cost as much as the whole plan.
+        event = optimizer.dp_event()
+        if (self._target is not None or events.is_private(event)) and self._costs_more(event):
+            raise ValueError(
+                f"A step of {type(optimizer).__name__} costs more than the plan's: {event} for "
+                f"{self.make_event(self.noise_multiplier)}. For AdaFEST write AdaFEST.with_total_noise(rate, "
+                "noise_multiplier=plan.noise_multiplier, plan=plan, ...); for others give PrivatePlan(make_event=...), "
+                "from noise multiplier to the step's event; EANA has no epsilon: plan with noise_multiplier=."
+            )
+        before: list[Use] = getattr(optimizer, "events_before_training", list)()
+        missing = [use[1] for use in before if not self.accountant.has_spent(use)]
+        if missing:
+            raise ValueError(
+                f"{type(optimizer).__name__} also spends on '{missing[0]}' before training, which the plan does not "
+                "contain: PrivatePlan(spent=[preselection.use])."
+            )
+        # A model may be made from such a use, a private count for example. Its saved file must carry the cost, for
+        # accountants other than the plan's.
+        for id, use in self._uses.items():
+            optimizer.privacy_history.add_entry(use.entry, id)
+        self.accountant.follow(optimizer)
+        if not events.is_private(event):  # without a guarantee there is no ε to keep
+            self.accountant.set_event(event)
+            self.epsilon = math.inf
+        else:
+            optimizer.plan = self
+            optimizer.step_limit = StepLimit(0) if copied and self.correlation is not None else self._limit
+            self.renew_limit()
+
+    def suspend_limit(self) -> None:
+        """Lifts the limit while a budget counts, until `limit_steps`."""
+        self._limit.set_left(None)
+        self._limited = None
+
+    def limit_steps(self) -> None:
+        """Limits all optimizers of this plan together to the rest of its steps, outside a `fit` with `budget()`."""
+        # With a ledger there are no steps outside: the budget pays for steps before they are made.
+        if self._limited != Changes.made:
+            begun = self._left_to_begin()
+            none = self._payer.payments or self._spends_besides() or (begun or 0) < 0
+            steps = 0 if none else max(0, self._before + self.steps - self._payer.steps)
+            self._limit.set_left(steps, None if begun is None else max(0, begun))
+            self._limited = Changes.made
+
+    def _left_to_begin(self) -> int | None:
+        """How many more plans of correlated noise the planned ε holds; None where steps are priced one by one."""
+        if not isinstance(self.make_event(self.noise_multiplier), PlannedDpEvent):
+            return None
+        made = [entry.event for entry in self._payer.carried]
+        return 1 - len({(each.plan, each.part) for each in made if isinstance(each, PlannedDpEvent)})
+
+    def _spends_besides(self) -> bool:
+        """Whether the models have spent what the plan does not know, such as the history of other weights."""
+        mine, carried = self.sampling.get_state(), self._payer.carried
+        private = [entry for entry in carried if not entry.label]
+        elsewhere = any(entry.sampling != mine for entry in private)
+        more = any(e.label and not e.ordinary and id not in self._uses for id, e in carried.items())
+        return elsewhere or more or any(self._costs_more(entry.event) for entry in private)
+
+    def renew_limit(self) -> None:
+        """Sets the limit anew, unless a budget counts in its place."""
+        if self._limited is not None:
+            self._limited = -1
+            self.limit_steps()
+
+    def _costs_more(self, event: DpEvent) -> bool:
+        # Than a step as planned; True also where the two cannot be compared.
+        planned = self.make_event(self.noise_multiplier)
+        if isinstance(planned, PlannedDpEvent) and isinstance(event, PlannedDpEvent):
+            planned, event = planned.event, event.event  # each costs as a whole, so the wholes are compared
+        least, found = fold_gaussians(planned), fold_gaussians(event)
+        both = isinstance(least, GaussianDpEvent) and isinstance(found, GaussianDpEvent)
+        return event != planned and not (both and found.noise_multiplier >= least.noise_multiplier * (1 - 1e-9))
+
+
+def _planned_by(
+    correlation: Correlation, steps: int, make_event: Callable[[float], DpEvent]
+) -> Callable[[float], DpEvent]:
+    # The function from σ to the event of a step, for noise that is planned as a whole.
+    if make_event is not GaussianDpEvent:
+        raise TypeError("Give PrivatePlan either correlation= or make_event=: each says what a step costs.")
+    if steps != correlation.steps:
+        raise ValueError(f"steps={steps} is not the correlation's {correlation.steps}, which its noise is planned for.")
+
+    def event(noise: float) -> DpEvent:
+        whole = correlation.dp_event(noise)
+        return PlannedDpEvent(whole, steps, correlation.separation, correlation.participations, plan="planned")
+
+    return event
