@@ -1,6 +1,6 @@
 """What a guarantee costs, and what can be said where there is none.
 
-These are the names for users. They live in the rooms that make them: `spending` keeps the record of what was spent.
+These are the names for users. They live in the rooms that make them: `core/claim` keeps the record of what was spent.
 """
 
 from typing import TYPE_CHECKING
