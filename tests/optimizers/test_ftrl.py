@@ -142,6 +142,24 @@ def test_two_that_went_on_from_one_checkpoint_of_a_plan_have_no_price(parts):
         cost_of(*parts)
 
 
+def test_a_plan_that_begins_anew_within_a_fit_makes_no_step_before_it_is_priced(tmp_path):
+    """Its steps are of another plan, whose price the budget has not seen yet."""
+    order, model, tried = FixedOrder(UNITS, BATCH), model_of(tfdp_rec.DPFTRL), []
+    accountant = Accountant(model.optimizer.dp_event(), order, delta=1e-2, accountant="rdp")
+    model.prepare(fetch(np.arange(5)))
+    model.save_weights(tmp_path / "first.weights.h5")
+
+    def begin_anew(batch, logs):
+        model.load_weights(tmp_path / "first.weights.h5")
+        with pytest.raises(REFUSED, match="budget is spent"):
+            model.train_on_batch(next(iter(order.batches(fetch))))
+        tried.append(batch)
+
+    anew = keras.callbacks.LambdaCallback(on_train_batch_end=begin_anew)
+    fit(model, order, 1, callbacks=[PrivacyBudget(accountant, 1e3), anew])
+    assert tried == [0] and accountant.steps == 1
+
+
 @pytest.mark.parametrize("changes", [{"separation": 6}, {"participations": 2}])
 def test_a_plan_of_another_order_is_refused(changes):
     with pytest.raises(ValueError, match="Plan for separation=5"):
