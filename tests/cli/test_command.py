@@ -8,7 +8,8 @@ import sys
 
 import pytest
 
-from tfdp_rec import cli, quiet
+from tfdp_rec import cli
+from tfdp_rec.cli import quiet
 from tfdp_rec.data import Items
 from tfdp_rec.serving import export
 from tfdp_rec.spectral import SpectralRecommender

@@ -215,6 +215,8 @@ def test_every_setting_is_fixed(kind):
     for name in optimizer.constructed_with:
         with pytest.raises(AttributeError, match=f"{name} of a {kind.__name__} is fixed"):
             setattr(optimizer, name, 2.5)
+    with pytest.raises(AttributeError, match="clip_rule"):
+        optimizer.clip_rule = lambda norms, clip: tf.ones_like(norms)
     assert optimizer.get_config() == before
     assert not [v for v in optimizer.variables if v.name in optimizer.constructed_with], "a file would set it"
 

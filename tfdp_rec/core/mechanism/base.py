@@ -40,7 +40,7 @@ from tfdp_rec.core.mechanism.rules import Recursion, Rows, TableRule
 from tfdp_rec.core.mechanism.tables import Operations, Table, after
 from tfdp_rec.core.sensitivity.data_flow import ours
 from tfdp_rec.core.sensitivity.engine import ClippedSum
-from tfdp_rec.core.sensitivity.weights import Auto, WeightRule, clip_and_rule, normalised
+from tfdp_rec.core.sensitivity.weights import Auto, WeightRule, clip_and_rule
 
 
 class MechanismType(abc.ABCMeta):
@@ -96,14 +96,12 @@ class Setting:
 
 
 class ClipSetting(Setting):
-    """C, a number under "auto" too; the optimizer's `clip_rule` is how examples are weighed to keep to it."""
+    """C, a number under "auto" too, which a config keeps."""
 
     def __set__(self, optimizer: Any, value: float | Auto) -> None:
-        clip, rule = clip_and_rule(value)
-        super().__set__(optimizer, clip)
-        optimizer.clip_rule = rule
-        if rule is normalised:
-            optimizer.constructed_with[self.name] = "auto"
+        super().__set__(optimizer, clip_and_rule(value)[0])
+        if value == "auto":
+            optimizer.constructed_with[self.name] = value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -186,7 +184,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
 
     plan: Any = None  # the `PrivatePlan` that the optimizer was made with
     step_limit: StepLimit | None = None  # steps that the optimizers of one plan may make in all
-    clip_rule: WeightRule  # how examples are weighed to keep to the clip
     counts_steps = True  # False where the coordinator of a cluster counts them
     why_no_table_rule = ""  # why the mechanism takes no `table_rule`; empty if it does
     moves_every_row = False  # whether all rows make every step, at once or when due, so that a decay reaches them
@@ -237,6 +234,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         self.privacy_history = Meter(self)
         # Ids of the training, and of the last of its states that is in a checkpoint.
         self.training_id, self.state_id = new_id(), ""
+
+    @property
+    def clip_rule(self) -> WeightRule:
+        """How examples are weighed to keep to the clip."""
+        return clip_and_rule(self.constructed_with["l2_norm_clip"])[1]
 
     def take_rate(self, rate: tf.Tensor) -> None:
         """Sets the learning rate, in the graph of a step; one that is a schedule stays."""
