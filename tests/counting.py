@@ -1,4 +1,4 @@
-"""Steps that an accountant counts without a training: those of a model that it follows, and that nobody has."""
+"""Gives an accountant steps to count without a training: those of a stand-in for a model, which it follows."""
 
 import types
 

@@ -91,7 +91,7 @@ def cache(tmp_path_factory):
 
 
 def said_by_mypy(program, folder, cache):
-    """(line, what is said) of each error and each revealed type, as a user finds them who has the package installed."""
+    """(line, message) of each error and each revealed type, with the package installed as users have it."""
     (folder / "program.py").write_text(program)
     (folder / "mypy.ini").write_text(
         f"[mypy]\nmypy_path = {ROOT}\ncache_dir = {cache}\nfollow_imports = silent\n"

@@ -1,1 +1,1 @@
-"""What every room stands on: refusals in graphs, files that are whole or absent, Keras as nobody promises it."""
+"""What every room stands on: refusals in graphs, files that are whole or absent, what Keras does not promise."""
