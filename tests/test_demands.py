@@ -127,7 +127,7 @@ def test_a_budget_is_no_longer_than_it_is(model):
     accountant = Accountant(model.optimizer.dp_event(), sampling, 1e-3, "rdp")
     batches = sampling.batches(fetch)
     model.fit(batches, steps_per_epoch=2, verbose=0, callbacks=[PrivacyBudget(accountant, 100.0)])
-    model.optimizer.privacy_history.allow(0)
+    model.optimizer.privacy_history.open(0, sampling.name)
     before = model.get_weights()[0]
     with pytest.raises(REFUSED, match="Refused batch"):
         model.train_on_batch(next(iter(batches)))

@@ -132,7 +132,7 @@ def test_a_saved_model_tells_what_its_plan_has_spent_beside_its_steps(tmp_path, 
         assert [paid.label for paid in read(tmp_path / "plan.jsonl").paid].count("popularity counts") == 2
 
 
-def test_a_plan_allows_steps_after_ordinary_ones_and_none_after_a_use_it_does_not_know():
+def test_a_plan_allows_steps_after_ordinary_ones_and_fewer_after_a_use_it_does_not_know():
     plan, batch = plan_of(spent=[(GaussianDpEvent(5.0), "popularity counts")]), fetch(range(BATCH))
     model, drawn = model_of(tfdp_rec.DPSGD(0.01, plan=plan)), iter(plan.batches(fetch))
     model.train_on_batch(next(drawn))
@@ -146,7 +146,9 @@ def test_a_plan_allows_steps_after_ordinary_ones_and_none_after_a_use_it_does_no
     again = Entry(GaussianDpEvent(5.0), 1, label="popularity counts")  # counted a second time
     model.privacy_history.add_entry(again)
     with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
-        model.train_on_batch(next(drawn))
+        for _ in range(STEPS):
+            model.train_on_batch(next(drawn))
+    assert 2 < plan.accountant.steps < STEPS and plan.accountant.epsilon() <= 2.0
 
 
 def test_a_plan_pays_for_batches_of_its_sampling_alone():
@@ -293,10 +295,10 @@ def test_a_model_that_was_compiled_before_is_followed_whole():
 # Outside `fit`
 
 
-def planned(steps=12):
+def planned(steps=12, **more):
     order = FixedOrder(num_units=40, expected_batch_size=4)
     options = {"epsilon": 3.0, "delta": 1e-3, "accountant": "rdp", "correlation": optimised_correlation(steps, 10)}
-    return tfdp_rec.PrivatePlan(sampling=order, steps=steps, **options)
+    return tfdp_rec.PrivatePlan(sampling=order, steps=steps, **options, **more)
 
 
 def train(model, batches):
@@ -305,7 +307,7 @@ def train(model, batches):
 
 
 def refused_anew():
-    return pytest.raises(tfdp_rec.NotPrivate, match="begins another plan of noise")
+    return pytest.raises(tfdp_rec.NotPrivate, match="budget is spent")
 
 
 def test_iterations_by_hand_are_free_where_they_cost_nothing():
@@ -341,25 +343,29 @@ def test_of_several_models_with_one_plan_of_correlated_noise_one_is_trained_by_h
     assert plan.accountant.steps == 12 and plan.accountant.epsilon() <= 3.0
 
 
-def test_a_resumed_plan_of_correlated_noise_goes_on_in_fit(tmp_path):
-    """Two parts that go on from one checkpoint cost two plans: which of them may go on, a budget finds out."""
-    first = model_of(tfdp_rec.DPFTRL(0.01, plan=planned(16)))
-    checkpoint, plan = TrainingCheckpoint(tmp_path), first.optimizer.plan
+def test_a_resumed_plan_of_correlated_noise_goes_on_in_fit_and_by_hand(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    first = model_of(tfdp_rec.DPFTRL(0.01, plan=planned(16, ledger=path)))
+    plan = first.optimizer.plan
+    checkpoint = TrainingCheckpoint(tmp_path / "training", accountant=plan.accountant)
     first.fit(plan.batches(fetch), steps_per_epoch=4, verbose=0, callbacks=[checkpoint])
-    plan = planned(16)
+    plan.accountant.close()
+    plan = planned(16, ledger=path)
     model = model_of(tfdp_rec.DPFTRL(0.01, plan=plan))
     model.prepare(fetch(range(4)))
-    checkpoint = TrainingCheckpoint(tmp_path)
+    checkpoint = TrainingCheckpoint(tmp_path / "training", accountant=plan.accountant)
     assert checkpoint.resume(model).step == 4
-    budget = plan.budget()
     batches = plan.batches(fetch, position=4)
-    model.fit(batches, steps_per_epoch=4, epochs=2, verbose=0, callbacks=[budget, checkpoint])
+    model.fit(batches, steps_per_epoch=4, epochs=2, verbose=0, callbacks=[checkpoint])
     assert plan.accountant.steps == 8 and plan.accountant.epsilon() <= 3.0
     model.fit(plan.batches(fetch, position=8), steps_per_epoch=4, verbose=0, callbacks=[plan.budget()])
     assert plan.accountant.steps == 12 and plan.accountant.epsilon() <= 3.0
     os.remove(checkpoint.latest())  # after which steps by hand are not refused for the checkpoint's sake
-    with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
-        train(model, plan.batches(fetch, position=12).take(1))
+    train(model, plan.batches(fetch, position=12).take(4))
+    with pytest.raises(tfdp_rec.NotPrivate):
+        train(model, plan.batches(fetch, position=16).take(1))
+    assert plan.accountant.steps == 16 and plan.accountant.epsilon() <= 3.0
+    plan.accountant.close()
 
 
 def test_uses_that_do_not_fit_are_refused_before_they_are_paid(tmp_path):

@@ -278,7 +278,7 @@ def test_a_copied_optimizer_counts_steps_of_its_own():
     original = setup.model.optimizer
     merged, copied = Entries(), copy.deepcopy(original)
     for optimizer in (original, copied):
-        optimizer.privacy_history.add(optimizer, Source(setup.sampling), 4)
+        optimizer.privacy_history.add(Source(setup.sampling), 4)
         merged.merge(optimizer.privacy_history.snapshot())
     assert merged.steps == 3 + 4 + 4
 

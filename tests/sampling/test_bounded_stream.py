@@ -17,7 +17,15 @@ from tfdp_rec.core.claim.events import PlannedDpEvent
 from tfdp_rec.core.claim.sampling_proof import refusals_in_words
 from tfdp_rec.correlated.bounded_stream import Seats
 from tfdp_rec.data import FixedOrder
-from tfdp_rec.privacy import Accountant, BoundedStream, Sampling, epsilon_of, optimised_correlation
+from tfdp_rec.privacy import (
+    Accountant,
+    BoundedStream,
+    Ledger,
+    Sampling,
+    Snapshot,
+    epsilon_of,
+    optimised_correlation,
+)
 
 REFUSED = pytest.raises(tfdp_rec.NotPrivate)
 RNG = np.random.default_rng(0)
@@ -263,7 +271,13 @@ def test_a_plan_does_not_go_on_with_a_stream_that_knows_no_seats_of_it():
 
 def test_a_plan_that_is_resumed_where_it_was_made_goes_on_with_its_stream(tmp_path):
     first, model = stream(), model_of()
-    checkpoint = TrainingCheckpoint(tmp_path, sampling=first)
+    ledger = Ledger(tmp_path / "ledger.jsonl", first.unit, Snapshot(first.num_units, first.unit), first.adjacency)
+
+    def kept(folder, of):
+        accountant = Accountant(model.optimizer.dp_event(), of, delta=1e-3, accountant="rdp", ledger=ledger)
+        return TrainingCheckpoint(tmp_path / folder, accountant=accountant)
+
+    checkpoint = kept("training", first)
 
     def fit(model, of, callback):
         batches = of.batches(events_of(USERS), "user", position=model.optimizer.position, map=labelled)
@@ -276,9 +290,9 @@ def test_a_plan_that_is_resumed_where_it_was_made_goes_on_with_its_stream(tmp_pa
     fit(model, first, checkpoint)
     assert model.optimizer.position == 6
     other = model_of()  # another plan, as a new process makes it: its stream is made anew
-    fit(other, first, TrainingCheckpoint(tmp_path / "other", sampling=first))
+    fit(other, first, kept("other", first))
     other.prepare(next(iter(first.batches(events_of(USERS), "user", map=labelled))))
-    resumed = TrainingCheckpoint(tmp_path, sampling=stream())
+    resumed = kept("training", stream())
     assert resumed.resume(other).step == 6
     fit(other, stream(), resumed)
     assert other.optimizer.position == 9

@@ -5,14 +5,15 @@ import threading
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from counting import count
 from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.core.claim.ledger import read
-from tfdp_rec.core.claim.meter import StepLimit
 from tfdp_rec.core.claim.payments import BLOCK
+from tfdp_rec.core.claim.sampling_proof import Source
 from tfdp_rec.privacy import Accountant, BrokenLedger, FixedOrder, Ledger, PoissonSampling, Snapshot, Unaccounted
 
 DELTA, TARGET = 1e-3, 30.0
@@ -142,18 +143,24 @@ def test_one_accountant_pays_for_fits_of_one_thread_at_a_time(tmp_path):
     assert run.accountant.steps == 3
 
 
-def test_two_threads_do_not_both_make_the_last_step_of_a_plan():
-    limit, made = StepLimit(1), []
-    both = threading.Barrier(2)
+def test_two_threads_do_not_both_make_the_last_step_of_a_budget():
+    sampling = PoissonSampling(500, 25)
+    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=25)
+    meter, both, refused = optimizer.privacy_history, threading.Barrier(2), []
+    meter.open(1, sampling.name)
 
     def step():
         both.wait()
-        made.append(bool(limit.takes_one()))
+        try:
+            meter.count(Source(sampling))
+        except tf.errors.InvalidArgumentError:
+            refused.append(1)
 
+    meter.add(Source(sampling), 0)  # a counter that both find
     threads = [threading.Thread(target=step) for _ in range(2)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
-    assert sum(made) <= 1 and not limit.takes_one()
+    assert meter.made + len(refused) == 2 and meter.made <= 1 and meter.left == 0
 
 
 def test_the_past_keeps_its_price_when_the_data_grow(tmp_path):

@@ -94,7 +94,7 @@ def test_the_price_of_a_plan_does_not_come_back_while_others_go_on_from_it(tmp_p
     ledger, model, order, accountant = planned(tmp_path)
     first, second = accountant(), accountant()
     first.follow(model)
-    first.pay_ahead(1, 5, model.optimizer, order.name)
+    first.pay_ahead(1, 5, model.optimizer)
     model.fit(order.batches(rows), steps_per_epoch=5, verbose=0, callbacks=[PrivacyBudget(second, 100.0)])
     first.give_back_unused()
     once = epsilon_of(PLAN.dp_event(SIGMA), 1e-2, "rdp")

@@ -31,9 +31,6 @@ class State:
     """What a checkpoint holds."""
 
     plan: str = dataclasses.field(default_factory=new_id)
-    part: str = dataclasses.field(default_factory=new_id)
-    after: str = ""
-    start: int = 0
     training: str = dataclasses.field(default_factory=new_id)
     id: str = ""
     sigma: float = 3.0
@@ -57,9 +54,7 @@ class Process:
             self.payments.refuse_superseded(checkpoint.training, checkpoint.id)
         except RuntimeError:
             return False
-        made, before = len(checkpoint.noise), checkpoint
-        after = (before.part, made) if made > before.start or not before.after else (before.after, before.start)
-        self.state = dataclasses.replace(before, part=new_id(), after=after[0], start=after[1])
+        self.state = checkpoint
         return self.save(dirs, name, killed_at)
 
     @property
@@ -67,7 +62,7 @@ class Process:
         state = self.state
         if self.kind != "planned":
             return dp_accounting.GaussianDpEvent(state.sigma)
-        return PlannedDpEvent(PLAN.dp_event(state.sigma), STEPS, 5, 6, state.plan, state.part, state.after, state.start)
+        return PlannedDpEvent(PLAN.dp_event(state.sigma), STEPS, 5, 6, state.plan)
 
     def carried(self):
         found = Entries()
@@ -109,7 +104,7 @@ class Process:
         """Writes a checkpoint, or is killed after its first note or after its file; False if that is refused."""
         id, training, stands = new_id(), self.state.training, self.state.id
         try:
-            self.payments.note_checkpoint(self.event, self.carried(), training, stands, id, done=False)
+            self.payments.note_checkpoint(training, stands, id, done=False)
         except RuntimeError:
             return False
         if killed_at == "first note":
@@ -117,7 +112,7 @@ class Process:
         dirs[name] = dataclasses.replace(self.state, id=id)
         if killed_at == "file":
             return False
-        self.payments.note_checkpoint(self.event, self.carried(), training, stands, id)
+        self.payments.note_checkpoint(training, stands, id)
         self.state = self.kept = dirs[name]
         return True
 

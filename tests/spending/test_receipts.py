@@ -364,7 +364,7 @@ def test_an_optimizer_that_costs_more_than_its_plan_is_refused(given):
     plan = tfdp_rec.PrivatePlan(sampling=SAMPLING, delta=DELTA, steps=6, accountant="rdp", **{given: 2.0})
     with pytest.raises(ValueError, match="costs more than the plan's"):
         optimizer_of(noise=None, noise_multiplier=plan.noise_multiplier / 4, plan=plan)
-    assert optimizer_of(noise=None, noise_multiplier=plan.noise_multiplier * 2, plan=plan).step_limit is not None
+    assert optimizer_of(noise=None, noise_multiplier=plan.noise_multiplier * 2, plan=plan).plan is plan
 
 
 # What no ε covers is said.
@@ -526,19 +526,19 @@ def by_hand(steps):
 
 
 def of_another_sampling(model, accountant):
-    model.privacy_history.add(model.optimizer, Source(PoissonSampling(500, 50)), 1)
+    model.privacy_history.add(Source(PoissonSampling(500, 50)), 1)
 
 
 def of_another_model(model, accountant):
     other = optimizer_of()
     accountant.follow(other)
-    other.privacy_history.add(other, Source(SAMPLING), 1)
+    other.privacy_history.add(Source(SAMPLING), 1)
 
 
 def of_shared_weights(model, accountant):
     other = optimizer_of()
-    other.privacy_history.trains(model.trainable_variables)
-    other.privacy_history.add(other, Source(SAMPLING), 1)
+    other.privacy_history.attach(model.trainable_variables)
+    other.privacy_history.add(Source(SAMPLING), 1)
 
 
 ELSE = {

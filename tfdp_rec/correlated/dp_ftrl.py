@@ -85,7 +85,7 @@ class CorrelatedOptimizer(PrivateOptimizer):
     def dp_event(self) -> dp_accounting.DpEvent:
         """A step of the plan, which costs as a whole: for an accountant with `FixedOrder`."""
         plan, whole = self.correlation, self.correlation.dp_event(self.noise_multiplier)
-        return PlannedDpEvent(whole, plan.steps, plan.separation, plan.participations, *self.course.whereabouts)
+        return PlannedDpEvent(whole, plan.steps, plan.separation, plan.participations, self.course.plan)
 
     def build_tables(self) -> None:
         super().build_tables()
@@ -122,7 +122,7 @@ class CorrelatedOptimizer(PrivateOptimizer):
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what was released; the buffers were not, so that a plan begins anew."""
-        with self.privacy_history.changing_plan(self):
+        with self.privacy_history.changing_plan():
             super().load_own_variables(store)
             if self.built:
                 self.buffers.clear()
@@ -130,13 +130,12 @@ class CorrelatedOptimizer(PrivateOptimizer):
 
     @contextlib.contextmanager
     def restoring_pending(self) -> Iterator[None]:
-        """As `PrivateOptimizer`'s; further steps have other noise than those of others that resume this checkpoint."""
-        plan = self.course.whereabouts[0]
+        """As `PrivateOptimizer`'s; the plan of the checkpoint goes on."""
+        plan = self.course.plan
         self.course.mark_unfinished(1)  # until the checkpoint's mark is read: mixed buffers belong to no plan
         with super().restoring_pending():
             yield
-        self.course.go_on()
-        if plan != self.course.whereabouts[0]:  # another process seats the same events anew
+        if plan != self.course.plan:  # another process seats the same events anew
             self.course.seat_anew()
 
     def get_config(self) -> dict[str, Any]:
@@ -204,46 +203,33 @@ class Buffers:
 class Course:
     """The plan under way: its order, how many of its steps were begun, and whether one was cut short."""
 
-    # Training that continues from a checkpoint begins a *part* of the plan: two parts that continue from one checkpoint
-    # share the noise of the steps before it and no other, which an accountant must be able to see.
-
     def __init__(self, steps: int):
         self._steps, self._within = steps, False
         with tf.init_scope(), tf.device("CPU:0"):
-            *several, self._seats = [tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(8)]
-        self.made, self._plan, self._order, self._unfinished, self._part, self._after, self._start = several
+            *several, self._seats = [tf.Variable(0, dtype=tf.int64, trainable=False) for _ in range(5)]
+        self.made, self._plan, self._order, self._unfinished = several
         self.restart()
 
     def restart(self) -> None:
         """Begins a new plan, at its first step."""
-        new = 0, secrets.randbits(62), _NO_ORDER_YET, 0, secrets.randbits(62), 0, 0
+        new = 0, secrets.randbits(62), _NO_ORDER_YET, 0
         for variable, value in zip(self.variables.values(), new, strict=True):
             variable.assign(value)
         self._seats.assign(_NO_SEATS_YET)
-
-    def go_on(self) -> None:
-        """From a training checkpoint, which others may go on from as well."""
-        # A part that made no step goes on where the one before it did.
-        if int(self.made) > int(self._start) or not int(self._after):
-            self._after.assign(self._part)
-            self._start.assign(self.made)
-        self._part.assign(secrets.randbits(62))
 
     def seat_anew(self) -> None:
         """Forgets which stream gave the units their seats, for a plan of another process."""
         self._seats.assign(_NO_SEATS_YET)
 
     @property
-    def whereabouts(self) -> tuple[str, str, str, int]:
-        """The plan, the part of it that is under way, the one that went before, and the step that it began with."""
-        plan, part, after = (int(v.numpy()) for v in (self._plan, self._part, self._after))
-        return f"{plan:016x}", f"{part:016x}", f"{after:016x}" if after else "", int(self._start.numpy())
+    def plan(self) -> str:
+        """Id of the plan."""
+        return f"{int(self._plan.numpy()):016x}"
 
     @property
     def variables(self) -> dict[str, tf.Variable]:
         """Variables that a training checkpoint holds."""
-        parts = {"part": self._part, "after": self._after, "start": self._start}
-        return {"made": self.made, "plan": self._plan, "order": self._order, "unfinished": self._unfinished, **parts}
+        return {"made": self.made, "plan": self._plan, "order": self._order, "unfinished": self._unfinished}
 
     def checks(self, source: Source) -> list[Check]:
         """Conditions for a step on a batch of this source."""

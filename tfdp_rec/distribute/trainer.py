@@ -175,7 +175,7 @@ class ParameterServerTrainer:
             )
         self._begun_with = model.saved_history() or Entries()
         self._attempts.refuse_unpaid(self._begun_with)
-        self._optimizer.privacy_history.merge_saved(self._begun_with)
+        self._optimizer.privacy_history.merge(self._begun_with)
         with model.release.leaving():
             self._served.send(model)
 
@@ -255,11 +255,11 @@ class ParameterServerTrainer:
             accountant.follow(self._optimizer)
         self._watch.during(self._checkpoints.restore)
         self._begun_with.merge(self._checkpoints.history())
-        self._optimizer.privacy_history.merge_saved(self._begun_with)
+        self._optimizer.privacy_history.merge(self._begun_with)
         for id, entry in self._attempts.paid().items():
             self._optimizer.privacy_history.add_entry(entry, id)
         self._optimizer.iterations.assign(self._attempts.count)
-        self._optimizer.privacy_history.restored()
+        self._optimizer.privacy_history.note_restore()
         self._resumed, self._saved = True, self._attempts.count
         return self._attempts.count
 
@@ -389,9 +389,7 @@ class ParameterServerTrainer:
         """Enters what a round has made; where a draw was used twice, which shows afterwards, nothing is proven."""
         repeated, meter = self._progress.repeated, self._optimizer.privacy_history
         source = NO_SAMPLING if repeated else self._source
-        if self._attempts.receipt and source.sampling is not None:
-            meter.use_id(self._optimizer, source.sampling.name, self._attempts.receipt)
-        meter.add(self._optimizer, source, made)
+        meter.add(source, made, self._attempts.receipt if source.sampling is not None else "")
         self._optimizer.iterations.assign_add(made)
         if repeated:
             self._attempts.take(self._attempts.reserve(dp_accounting.NonPrivateDpEvent(), 1))
@@ -442,7 +440,7 @@ class ParameterServerTrainer:
             local.table_reader(self._spec)
         with self._between_rounds:
             self._watch.during(lambda: self._served.fetch(local))
-            local.loaded_history().merge_saved(self._optimizer.privacy_history.snapshot())
+            local.loaded_history().merge(self._optimizer.privacy_history.snapshot())
             self.save()
         return local
 

@@ -55,7 +55,7 @@ def take_over(before: Any, after: Any, kept: Kept, replaced: frozenset[str] = fr
                 raise
         history = before.saved_history()
         if history is not None:  # ahead of the weights that it is about
-            after.loaded_history().merge_saved(history)
+            after.loaded_history().merge(history)
         for pair in pairs:
             _copy(pair)
 

@@ -112,7 +112,7 @@ class PrivateTraining(ReleaseMethods):
             return
         self.release.settle_outside_steps()
         if isinstance(optimizer, PrivateOptimizer):
-            optimizer.go_on_with(self.privacy_history)
+            optimizer.privacy_history.replace(self.privacy_history)
             self.privacy_history = optimizer.privacy_history
             self.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
         vars(self)["optimizer"] = optimizer
@@ -490,7 +490,7 @@ class PrivateTraining(ReleaseMethods):
             callbacks = [*callbacks, FitWarnings(callbacks)]
             try:
                 self.feeding = self._source_of(x, kwargs.get("class_weight"))
-                self.optimizer.privacy_history.begin_fit()
+                self.optimizer.privacy_history.prepare()
                 x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
             finally:
@@ -498,8 +498,8 @@ class PrivateTraining(ReleaseMethods):
                     self.settle()
                 finally:
                     self.feeding = None
-                    if self.optimizer.plan is not None:  # whose budget has suspended the limit
-                        self.optimizer.plan.limit_steps()
+                    if self.optimizer.plan is not None:  # which keeps the budget where no fit does
+                        self.optimizer.privacy_history.lift()
 
     def _ahead(self, x: Any, y: Any, weighted: bool) -> Any:
         # The training data with look-ahead, if they are a dataset; builds the optimizer on the way.
@@ -526,7 +526,7 @@ class PrivateTraining(ReleaseMethods):
             self.release.refuse_steps_by_hand()
             self._refuse_changes()
             if self.optimizer.plan is not None:
-                self.optimizer.plan.limit_steps()
+                self.optimizer.plan.pay(self.optimizer)
             self._prepare_from(x, y)
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
 

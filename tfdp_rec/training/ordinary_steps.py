@@ -7,23 +7,26 @@ traced after the first private step on its weights: `count_ordinary_steps_of` ha
 from __future__ import annotations
 
 import warnings
+import weakref
 from typing import Any
 
 import keras
 
+from tfdp_rec.core.claim.entries import new_id
 from tfdp_rec.core.claim.meter import Meter, meters_of
 
 
 def meters_on(model: Any) -> list[Meter]:
     """The meters whose steps have trained a trainable variable of the model."""
-    found = {id(each.root): each.root for v in model.trainable_variables for each in meters_of(v)}
-    return list(found.values())
+    return list({id(each): each for v in model.trainable_variables for each in meters_of(v)}.values())
 
 
 def count_ordinary_step(model: Any) -> None:
     """Counts a step of the model's own optimizer, in the graph of the step."""
+    # All of them count the same steps, under one id.
+    ids = vars(model).setdefault("_ids_of_ordinary_steps", weakref.WeakKeyDictionary())
     for meter in meters_on(model):
-        meter.count_ordinary(model.optimizer)
+        meter.count_ordinary(model.optimizer, ids.setdefault(model.optimizer, new_id()))
 
 
 def count_ordinary_steps_of(model: Any) -> None:

@@ -1,30 +1,21 @@
 """Training that stops before its privacy budget is overspent.
 
-- ε never exceeds the target, not by one step: a step is counted before it runs, and training stops while the next one
-  (the next `steps_per_execution`, which Keras runs as one) would not fit any more.
-- Until the fit ends, the step itself refuses to be one too many, also in a callback, or of another price: on other
-  batches, by another optimizer, by another model on shared weights.
-- With a ledger, steps are paid for in it before they run, in blocks (`spending.payments`).
-- The count is the model's own meter (`spending.meter`), with interrupted, restored and earlier steps.
-- The accountant is asked when something else than a step of this fit has happened, not at every step: at most 15 Python
-  calls of this package are made in a step, under a ledger too.
+Training stops while the next step (the next `steps_per_execution`, which Keras runs as one) would not fit any more. An
+`Allowance` (core/claim/allowance.py) prices the steps, pays for them and opens the gate in their graph. At most 15
+Python calls of this package are made in a step, under a ledger too.
 """
 
 from __future__ import annotations
 
 import math
-import operator
-import textwrap
 from typing import Any
 
 import keras
 
 from tfdp_rec.core.claim.accountant import Accountant
-from tfdp_rec.core.claim.entries import Changes
-from tfdp_rec.core.claim.meter import Meter, void_of
+from tfdp_rec.core.claim.allowance import Allowance
+from tfdp_rec.core.claim.meter import void_of
 from tfdp_rec.core.claim.sampling_proof import Source
-
-_MADE = operator.attrgetter("made")
 
 
 class PrivacyBudget(keras.callbacks.Callback):
@@ -76,17 +67,16 @@ class PrivacyBudget(keras.callbacks.Callback):
         for use in getattr(self.model.optimizer, "events_before_training", list)():
             if not self.accountant.has_spent(use):
                 self.accountant.spend(use[0], use[1], use.id)
-        self._basis: Any = None
-        self._priced: Any = None
         self.ended_fit, self._last_epoch = False, False
-        self._optimizer, self._others = self.model.optimizer, list[Meter]()
-        if self._optimizer.plan is not None:
-            self._optimizer.plan.suspend_limit()  # while this budget is kept instead
+        self._allowance = Allowance(self.accountant, self.target_epsilon, self.steps, in_fit=True)
         # This only prices. A step is paid for, or refused, just before it: a resumed fit may have none to make.
         self._left()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
-        self._refuse_overspending()
+        steps, self._allowance.target = int(self.model.steps_per_execution), self.target_epsilon
+        if not self._allowance.is_open(self.model.optimizer, steps):
+            block = min((each.steps_ahead for each in self._checkpoints()), default=math.inf)
+            self._allowance.pay(self.model.optimizer, steps, block)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._last_epoch = epoch + 1 >= (self.params.get("epochs") or 1)
@@ -108,9 +98,7 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self.accountant.give_back_unused()
-        self.model.optimizer.privacy_history.allow(None)
-        if self.model.optimizer.plan is not None:  # for loops that call callbacks by hand; `fit` does it at any end
-            self.model.optimizer.plan.limit_steps()
+        self.model.optimizer.privacy_history.lift()
 
     def _check_source(self) -> None:
         source = getattr(self.model, "feeding", None) or Source()
@@ -131,48 +119,8 @@ class PrivacyBudget(keras.callbacks.Callback):
             )
 
     def _left(self) -> int:
-        # Number of steps that still fit: one read of a counter, if nothing but steps happened since the last pricing.
-        meter = self._optimizer.privacy_history
-        if self._optimizer is not self.model.optimizer or self._priced != self._state(meter):
-            self._price()
-        return self._most - self._optimizer.privacy_history.made
-
-    def _state(self, meter: Meter) -> Any:
-        # All that the price depends on and that steps of this fit leave as it is.
-        return Changes.made, self.target_epsilon, [*map(_MADE, self._others)]
-
-    def _price(self) -> None:
-        # The most steps that may be made.
-        accountant, self._optimizer = self.accountant, self.model.optimizer
-        self._others = [each for each in accountant.meters if each is not self._optimizer.privacy_history]
-        accountant.refuse()
-        event, runs = self._optimizer.dp_event(), accountant.runs()
-        accountant.set_event(event)
-        before = runs[:-1] if runs and runs[-1][0] == event else runs
-        basis = (event, before, accountant.spent_besides, accountant.void, self.target_epsilon)
-        if basis != self._basis:  # otherwise more of the same was made
-            most = accountant.max_steps(self.target_epsilon)
-            self._basis, self._limit = basis, most if self.steps is None else min(most, self.steps)
-        meter = self._optimizer.privacy_history
-        left = self._limit - accountant.steps
-        self._most = self._paid = meter.made + left
-        if accountant.payments:
-            self._paid = meter.made + accountant.ahead_for(self._optimizer, self._origin)
-        self._allow()
-        self._priced = self._state(meter)
-
-    def _allow(self) -> None:
-        # The graph of the step refuses a step beyond the budget, of another price, or not paid for.
-        meter = self._optimizer.privacy_history
-        meter.allow(max(0, min(self._paid, self._most) - meter.made), self._optimizer, self._origin)
-
-    @property
-    def _origin(self) -> str | None:
-        # Name of the sampling that this fit's batches come from; None for batches without a proof.
-        sampling, priced = (getattr(self.model, "feeding", None) or Source()).sampling, self.accountant.sampling
-        if sampling is None:
-            return None
-        return sampling.name if sampling.get_state() == priced.get_state() else priced.name
+        self._allowance.target = self.target_epsilon
+        return self._allowance.left(self.model.optimizer)
 
     def _spent(self) -> str:
         accountant, more = self.accountant, int(self.model.steps_per_execution)
@@ -185,17 +133,6 @@ class PrivacyBudget(keras.callbacks.Callback):
             said += f"; the model has {steps - lost:,} of these, {lost:,} were lost in a crash or are another model's"
         return said
 
-    def _refuse_overspending(self) -> None:
-        left, ahead = self._left(), int(self.model.steps_per_execution)
-        if left < ahead:
-            raise ValueError(self._overspending(ahead))
-        made = self._most - left
-        if made + ahead > self._paid:
-            block = min((each.steps_ahead for each in self._checkpoints()), default=math.inf)
-            self._paid = made + self.accountant.pay_ahead(ahead, left, self._optimizer, self._origin, block)
-            self._allow()
-            self._priced = self._state(self._optimizer.privacy_history)
-
     def _checkpoints(self) -> list[Any]:
         # What writes the states that this training can be resumed from.
         listeners = self.model.release.listeners if hasattr(self.model, "release") else ()
@@ -206,27 +143,3 @@ class PrivacyBudget(keras.callbacks.Callback):
                 "give the checkpoints the budget's accountant, TrainingCheckpoint(..., accountant=accountant)."
             )
         return found
-
-    def _overspending(self, ahead: int) -> str:
-        accountant = self.accountant
-        besides = "; ".join(dict.fromkeys(label for _, label in accountant.spent_besides))
-        if besides and not accountant.steps:
-            return (
-                f"No step fits the budget: epsilon is {accountant.epsilon():.4g} before the first one here, and the "
-                f"target {self.target_epsilon:g} is for everything that was done with the data, which is "
-                f"{textwrap.shorten(besides, 160, placeholder=' ...')}. Weights keep what they were trained at, frozen "
-                "ones too. Give a larger epsilon, of which this much is spent, or train earlier models with less."
-            )
-        others = accountant.steps - int(self._optimizer.iterations)
-        shared = f", {others} of them by another model or optimizer of the same weights" if others > 0 else ""
-        said = (
-            f"{ahead} more step(s) would exceed the budget: epsilon is {accountant.epsilon():.4g} after "
-            f"{accountant.steps} steps{shared}, the target is {self.target_epsilon:g} and the limit {self._limit} "
-            "steps. "
-        )
-        if accountant.steps:
-            return said + "Release what was trained; to train on, give a larger epsilon, of which this much is spent."
-        return said + (
-            "Use more noise (tfdp_rec.privacy.calibrate_noise), smaller batches, or a larger target; a mechanism "
-            "without a guarantee, such as EANA, fits no target."
-        )

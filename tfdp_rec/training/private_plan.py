@@ -17,6 +17,7 @@ left, a warning says so, and the model can still be resumed from its checkpoint,
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import warnings
@@ -26,13 +27,13 @@ from typing import Any
 from dp_accounting import DpEvent, GaussianDpEvent
 
 from tfdp_rec.core.claim import events
-from tfdp_rec.core.claim.accountant import Accountant
+from tfdp_rec.core.claim.accountant import Accountant, Unaccounted
+from tfdp_rec.core.claim.allowance import Allowance
 from tfdp_rec.core.claim.calibration import least_noise
 from tfdp_rec.core.claim.composition import checked_epsilon
-from tfdp_rec.core.claim.entries import Changes, Entries, Use
+from tfdp_rec.core.claim.entries import Entries, Use
 from tfdp_rec.core.claim.events import PlannedDpEvent
 from tfdp_rec.core.claim.ledger import Ledger, Payment, canonical, composed, finite
-from tfdp_rec.core.claim.meter import StepLimit
 from tfdp_rec.core.claim.schemes import Sampling, fold_gaussians
 from tfdp_rec.core.ground.files import Path
 from tfdp_rec.core.mechanism.correlated_noise import Correlation
@@ -116,8 +117,7 @@ class PrivatePlan:
                 self._payer.close()
             raise
         self._before = self._payer.steps
-        self._limit = StepLimit(0)
-        self._limited: int | None = -1  # `Changes.made` at which the limit was set; None while it is suspended
+        self._optimizer: Any = None  # the one that the gate is open for, outside of a fit
         for use in self._uses.values():
             self._payer.spend(*use, id=use.id)
 
@@ -219,9 +219,12 @@ class PrivatePlan:
                 f"noise_multiplier={self.noise_multiplier:g} has no finite epsilon, and so no budget: fit without "
                 "plan.budget(), or plan with epsilon=."
             )
+        return PrivacyBudget(self.accountant, self.epsilon, steps=self._most)
+
+    @property
+    def _most(self) -> int | None:
         # A filter's ε is that of its whole budget, whatever the number of planned steps.
-        steps = self._before + self.steps if self.accountant.limit else None
-        return PrivacyBudget(self.accountant, self.epsilon, steps=steps)
+        return self._before + self.steps if self.accountant.limit else None
 
     # For optimizers.
 
@@ -240,9 +243,8 @@ class PrivatePlan:
             own["noise_multiplier"] = self.noise_multiplier  # computed now
         return own | settings
 
-    def accept(self, optimizer: Any, copied: bool = False) -> None:
+    def accept(self, optimizer: Any) -> None:
         """Follows and limits an optimizer that was made with the plan; refuses one that costs more than was planned."""
-        # A copy has not the state of planned noise: its first step would cost as much as the whole plan.
         event = optimizer.dp_event()
         if (self._target is not None or events.is_private(event)) and self._costs_more(event):
             raise ValueError(
@@ -268,44 +270,28 @@ class PrivatePlan:
             self.epsilon = math.inf
         else:
             optimizer.plan = self
-            optimizer.step_limit = StepLimit(0) if copied and self.correlation is not None else self._limit
-            self.renew_limit()
+            optimizer.privacy_history.open_by_plan = functools.partial(self.open, optimizer)
 
-    def suspend_limit(self) -> None:
-        """Lifts the limit while a budget counts, until `limit_steps`."""
-        self._limit.set_left(None)
-        self._limited = None
+    @functools.cached_property
+    def _allowance(self) -> Allowance:
+        target = self.accountant.epsilon(self._before + self.steps) if self._target is None else self._target
+        return Allowance(self.accountant, target, self._most)
 
-    def limit_steps(self) -> None:
-        """Limits all optimizers of this plan together to the rest of its steps, outside a `fit` with `budget()`."""
-        # With a ledger there are no steps outside: the budget pays for steps before they are made.
-        if self._limited != Changes.made:
-            begun = self._left_to_begin()
-            none = self._payer.payments or self._spends_besides() or (begun or 0) < 0
-            steps = 0 if none else max(0, self._before + self.steps - self._payer.steps)
-            self._limit.set_left(steps, None if begun is None else max(0, begun))
-            self._limited = Changes.made
+    def open(self, optimizer: Any) -> None:
+        """Lets an optimizer make the steps that are left, outside of a fit; one optimizer of the plan at a time."""
+        if self._optimizer not in (None, optimizer):
+            self._optimizer.privacy_history.stop()
+        self._optimizer = optimizer
+        self._allowance.begin(optimizer)
+        with contextlib.suppress(Unaccounted):  # the gate stays closed; a budget, and the next step, say why
+            self._allowance.left(optimizer)
 
-    def _left_to_begin(self) -> int | None:
-        """How many more plans of correlated noise the planned ε holds; None where steps are priced one by one."""
-        if not isinstance(self.make_event(self.noise_multiplier), PlannedDpEvent):
-            return None
-        made = [entry.event for entry in self._payer.carried]
-        return 1 - len({(each.plan, each.part) for each in made if isinstance(each, PlannedDpEvent)})
-
-    def _spends_besides(self) -> bool:
-        """Whether the models have spent what the plan does not know, such as the history of other weights."""
-        mine, carried = self.sampling.get_state(), self._payer.carried
-        private = [entry for entry in carried if not entry.label]
-        elsewhere = any(entry.sampling != mine for entry in private)
-        more = any(e.label and not e.ordinary and id not in self._uses for id, e in carried.items())
-        return elsewhere or more or any(self._costs_more(entry.event) for entry in private)
-
-    def renew_limit(self) -> None:
-        """Sets the limit anew, unless a budget counts in its place."""
-        if self._limited is not None:
-            self._limited = -1
-            self.limit_steps()
+    def pay(self, optimizer: Any) -> None:
+        """Pays for the next step outside of a fit, if it fits; if not, its graph refuses it."""
+        if optimizer is not self._optimizer:
+            self.open(optimizer)
+        if self._allowance.left(optimizer):
+            self._allowance.pay(optimizer, 1)
 
     def _costs_more(self, event: DpEvent) -> bool:
         # Than a step as planned; True also where the two cannot be compared.

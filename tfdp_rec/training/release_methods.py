@@ -78,10 +78,10 @@ class ReleaseMethods:
     def set_state_tree(self, state_tree: Any) -> None:
         """As Keras'; a saved privacy history is added to the present one."""
         if SAVED_AS in state_tree:  # ahead of weights, which may not all fit
-            self.loaded_history().merge_saved(Entries.from_array(state_tree[SAVED_AS]))
+            self.loaded_history().merge(Entries.from_array(state_tree[SAVED_AS]))
         super().set_state_tree({key: value for key, value in state_tree.items() if key != SAVED_AS})  # type: ignore[misc]
         if SAVED_AS in state_tree:
-            self.loaded_history().restored()
+            self.loaded_history().note_restore()
 
     @settled
     def save_own_variables(self, store: Any) -> None:
@@ -95,7 +95,7 @@ class ReleaseMethods:
     def load_own_variables(self, store: Any) -> None:
         """As Keras'; a saved privacy history is added to the present one."""
         if SAVED_AS in store.keys():  # first: skip_mismatch=True passes over what follows an error
-            self.loaded_history().merge_saved(Entries.from_array(store[SAVED_AS]))
+            self.loaded_history().merge(Entries.from_array(store[SAVED_AS]))
         super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})  # type: ignore[misc]
 
     def saved_history(self) -> Entries | None:
@@ -113,7 +113,7 @@ class ReleaseMethods:
         if self.privacy_history is None:  # loaded without being compiled
             self.privacy_history = Meter()
         # Other models on these layers have spent it too. An optimizer declares them once built, which may be never.
-        self.privacy_history.trains(self.weights)  # type: ignore[attr-defined]
+        self.privacy_history.attach(self.weights)  # type: ignore[attr-defined]
         return self.privacy_history
 
     @functools.cached_property
@@ -142,7 +142,7 @@ class ReleaseMethods:
         copied = reduced[0](*reduced[1])
         plan = getattr(self.optimizer, "plan", None)  # type: ignore[attr-defined]
         if plan is not None:
-            plan.accept(copied.optimizer, copied=True)
+            plan.accept(copied.optimizer)
         return copied
 
     def __copy__(self) -> Any:
@@ -191,7 +191,7 @@ class CheckpointedHistory(tf.train.experimental.PythonState):
         """Adds a saved history to the present one."""
         text = tf.compat.as_text(string_value)
         if text:
-            self.model.loaded_history().merge_restored(Entries.loads(text))
+            self.model.loaded_history().merge(Entries.loads(text))
 
 
 @contextlib.contextmanager
@@ -213,7 +213,7 @@ def _refuse_lost_history(root: Any, hdf5: bool) -> None:
         carriers = [part for part in _layers_of(root) if isinstance(part, ReleaseMethods)]
         carried = {id(variable) for part in carriers for variable in part.weights}  # type: ignore[attr-defined]
     lost = [variable for variable in getattr(root, "weights", []) if id(variable) not in carried]
-    if any(meter.root.snapshot() for variable in lost for meter in meters_of(variable)):
+    if any(meter.snapshot() for variable in lost for meter in meters_of(variable)):
         what = "An HDF5 file" if hdf5 else f"A file or copy of {type(root).__name__} '{root.name}'"
         raise ValueError(
             f"{what} would not hold the privacy history of its weights, so that a private training that continues from "

@@ -38,6 +38,7 @@ import tensorflow as tf
 
 from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.entries import Entries
+from tfdp_rec.core.claim.events import PlannedDpEvent
 from tfdp_rec.core.ground.files import hold, row_chunks, writing
 from tfdp_rec.core.ground.keras_internals import begin_at_epoch
 from tfdp_rec.core.ground.withheld_rows import held_rows
@@ -47,7 +48,7 @@ from tfdp_rec.core.mechanism.tables import scatter
 from tfdp_rec.training.release import debts_of
 
 SUFFIX = ".training-checkpoint"
-_HEADER, _VERSION = "training_checkpoint.json", 2
+_HEADER, _VERSION = "training_checkpoint.json", 3
 _NAME = re.compile(rf"(\d+)-step-(\d+){re.escape(SUFFIX)}$")
 _MAY_DIFFER = ("name", "learning_rate", "noise", "secure", "dense_optimizer")  # none of these touches the guarantee
 _CHUNK_VALUES = 1 << 22
@@ -81,7 +82,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     Raises:
         ValueError: `every` is not positive; in `fit`, the last checkpoint of the directory is not the one that was
-            resumed from or written, or another process trains with the directory.
+            resumed from or written, or another process trains with the directory, or correlated noise has no ledger.
         RuntimeError: At a release, no checkpoint can be written of what would leave.
         TypeError: In `fit` and `resume`, the model was not compiled with a mechanism of this package.
 
@@ -120,7 +121,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     # Hooks of fit.
 
     def on_train_begin(self, logs: Any = None) -> None:
-        _private_optimizer(self.model)
+        self._refuse_plan_without_ledger(_private_optimizer(self.model))
         hold(self.directory)
         self._clean_up()
         self._refuse_others()
@@ -295,6 +296,15 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 "directory of its own."
             )
 
+    def _refuse_plan_without_ledger(self, optimizer: PrivateOptimizer) -> None:
+        # Two that go on from copies of one checkpoint share the noise of its steps, and a ledger alone tells of copies.
+        planned = isinstance(optimizer.dp_event(), PlannedDpEvent)
+        if planned and (self.accountant is None or self.accountant.payments is None):
+            raise ValueError(
+                "Correlated noise goes on from its newest checkpoint alone, and only a ledger tells which that is: "
+                "TrainingCheckpoint(..., accountant=accountant), whose accountant was made with ledger=."
+            )
+
     def _paths(self) -> list[str]:
         names = os.listdir(self.directory) if os.path.isdir(self.directory) else []
         found = sorted((int(m.group(1)), name) for name in names if (m := _NAME.match(name)))
@@ -325,6 +335,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             ValueError: The checkpoint is of another mechanism, other settings or other tables; both values are named.
         """
         optimizer = _private_optimizer(model)
+        self._refuse_plan_without_ledger(optimizer)
         hold(self.directory)
         path = self.latest()
         self._clean_up()
@@ -344,7 +355,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self._guard_releases()
             # What was spent, then what rows owe, then the weights: an interruption on the way lets nothing out that is
             # not told, or without its noise.
-            optimizer.privacy_history.merge_saved(Entries.loads(header["history"]))
+            optimizer.privacy_history.merge(Entries.loads(header["history"]))
             model.release.withhold()  # before rows come in that may owe noise
             # The weights that stand here owe by marks that are now replaced.
             if optimizer.cut_short:
@@ -359,11 +370,10 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                         _fill(variables[name], shapes[name], file)
 
             pending = [name for name in shapes if name.startswith("ledger/")]
-            with optimizer.privacy_history.changing_plan(optimizer):
+            with optimizer.privacy_history.changing_plan():
                 with optimizer.restoring_pending():
                     fill(pending)
                 fill(name for name in shapes if name not in pending)
-            optimizer.privacy_history.restored()
             optimizer.training_id, optimizer.state_id = header["training"], header["state"]
             if self.accountant is not None:
                 self.accountant.follow(model)

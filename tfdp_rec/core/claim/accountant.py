@@ -31,7 +31,7 @@ from tfdp_rec.core.claim.composition import (
     most_steps,
     searches,
 )
-from tfdp_rec.core.claim.entries import Changes, Entries, Entry, Use, new_id
+from tfdp_rec.core.claim.entries import Entries, Entry, Use, new_id
 from tfdp_rec.core.claim.events import PlannedDpEvent
 from tfdp_rec.core.claim.filters import PrivacyFilter
 from tfdp_rec.core.claim.ledger import Ledger, Mark
@@ -94,9 +94,10 @@ class Accountant:
         self.delta = _checked_delta(delta, sampling.num_units, allow_large_delta)
         self.accountant = accountant
         self.event = event
+        self.version = 0  # number of changes, other than steps, of what is counted here alone
         self._recorded, self._followed = Entries(), list[Any]()
-        self._paid_ahead: tuple[str, DpEvent] | None = None  # id and event of steps that are paid for, and not all made
-        self._epsilons: dict[str, float] = {}
+        self._open: tuple[str, DpEvent] | None = None  # id and event of steps that are paid for, and not all made
+        self._epsilons, self._most = dict[str, float](), dict[Any, int]()
         self.payments: Payments | None = None
         self._check(event)
         if ledger is not None:
@@ -119,29 +120,28 @@ class Accountant:
         if event != self.event:
             self._check(event)
             self.event = event
-            Changes.made += 1
+            self.version += 1
 
     def follow(self, model: Any) -> None:
         """Accounts for all steps of a private `model`, or of an optimizer, those made and those to come.
 
         `PrivacyBudget` and `PrivatePlan` call this. A model without a privacy history is refused.
         """
-        found = getattr(model, "privacy_history", None) or getattr(
-            getattr(model, "optimizer", None), "privacy_history", None
-        )
+        found = _meter_of(model)
         if found is None:
             raise TypeError(
                 f"{type(model).__name__} has no privacy history: follow a model that was compiled with a mechanism of "
                 "tfdp_rec."
             )
-        if found not in self._followed:
-            self._followed.append(found)
-            found.followed = True
+        found.followed = True
+        if not any(model is known for known in self._followed):
+            self._followed.append(model)
+            self.version += 1
 
     @property
     def meters(self) -> list[Any]:
-        """The meters of the models that are followed."""
-        return [meter.root for meter in self._followed]
+        """The meters of the models that are followed, under their present optimizers."""
+        return list({id(meter): meter for meter in map(_meter_of, self._followed)}.values())
 
     @property
     def carried(self) -> Entries:
@@ -169,12 +169,19 @@ class Accountant:
 
     def _own(self) -> list[Entry]:
         """Entries of steps under this sampling, in order; under a ledger the paid ones, less the steps still ahead."""
-        mine = self.sampling.get_state()
+        mine, carried = self.sampling.get_state(), self.carried
         if self.payments is None:
-            return [entry for entry in self.carried if not entry.label and entry.sampling == mine]
-        ahead = {self._paid_ahead[0]: self.ahead} if self._paid_ahead else {}
-        own = [(entry, ahead.get(id, 0)) for id, entry in self.payments.entries().items() if entry.sampling == mine]
-        return [dataclasses.replace(e, steps=e.steps - left) for e, left in own if e.steps > left]
+            return [entry for entry in carried if not entry.label and entry.sampling == mine]
+        own = []
+        for id, entry in self.payments.entries().items():
+            if entry.sampling == mine:
+                steps = entry.steps - (self.ahead if id == self.paid_id else 0)
+                # A plan was paid for as a whole: of one that goes on here only what was made counts as steps.
+                goes_on = carried.steps_of(id) or entry.event == self.event
+                if planned := isinstance(entry.event, PlannedDpEvent) and goes_on:
+                    steps = carried.steps_of(id)
+                own += [dataclasses.replace(entry, steps=steps)] if steps or planned else []
+        return own
 
     @property
     def limit(self) -> PrivacyFilter | None:
@@ -242,13 +249,13 @@ class Accountant:
         own = self._own()
         left = sum(entry.steps for entry in own) if steps is None else checked_count("steps", steps)
         runs: list[tuple[DpEvent, int]] = []
-        present = self.event if self.payments is None else payments.without_parts(self.event)
-        for event, count in [*((entry.event, entry.steps) for entry in own), (present, left)]:
+        further = [(self.event, left)] if left else []
+        for event, count in [*((entry.event, entry.steps) for entry in own), *further]:
             taken = min(count, left)
             left -= taken
             if taken and runs and runs[-1][0] == event:
                 runs[-1] = (event, runs[-1][1] + taken)
-            elif taken:
+            elif taken or not count:  # a plan that is paid for counts, even without a step
                 runs.append((event, taken))
         return runs
 
@@ -273,13 +280,22 @@ class Accountant:
         It is at most 10^9, and the number of steps made if these cost more already.
         """
         checked_epsilon(target_epsilon)
-        if self.void or not events.is_private(self.event) or self.epsilon() > target_epsilon:
+        if self.void or not events.is_private(self.event):
+            return self.steps
+        runs = self.runs()
+        before = runs[:-1] if runs and runs[-1][0] == self.event else runs
+        parts = [(self.event, 0), *before, *self.spent_besides]
+        basis = json.dumps([target_epsilon, self.delta, [(events.to_json(event), other) for event, other in parts]])
+        if self._most.get(basis, -1) >= self.steps:  # nothing but more of the same was made since
+            return self._most[basis]
+        if self.epsilon() > target_epsilon:
             return self.steps
         most = self.steps
         # A quick search first; a closer one begins at its answer, unless that is too much by the closer price.
         for accountant, coarser in searches(self.ledger(self.steps + 1), self.accountant):
             epsilon = functools.partial(self._epsilon, accountant=accountant, coarser=coarser)
             most = most_steps(epsilon, target_epsilon, most if epsilon(most) <= target_epsilon else self.steps)
+        self._most[basis] = most
         return most
 
     def spend(self, event: DpEvent, label: str, id: str = "") -> None:
@@ -304,7 +320,7 @@ class Accountant:
         if self.payments is not None and not self.payments.has_paid(use):
             self.payments.pay_once(use)
         self._recorded.add(use.entry, use.id)
-        Changes.made += 1
+        self.version += 1
 
     def has_spent(self, use: Use) -> bool:
         """Whether a use is counted."""
@@ -312,62 +328,62 @@ class Accountant:
 
     # Paying in the ledger.
 
-    def pay_ahead(
-        self, steps: int, most: int, optimizer: Any, sampling: str | None, block: float = payments.BLOCK
-    ) -> int:
-        """Pays for `steps` next steps, at most `most`, by `optimizer` on batches of `sampling`; returns how many.
+    def pay_ahead(self, steps: int, most: int, optimizer: Any, block: float = payments.BLOCK) -> int:
+        """Pays for `steps` next steps by `optimizer` on this sampling's batches; returns how many are paid for.
 
-        They are paid for in blocks of at most `block` steps, which a crash would lose, unless `steps` are more.
+        They are paid for in blocks of at most `block` steps, which a crash would lose, unless `steps` are more, and at
+        most `most`; planned ones as a whole.
         """
-        if self.payments is None:
-            return most
-        planned, ahead = isinstance(self.event, PlannedDpEvent), self.ahead_for(optimizer, sampling)
+        ahead = self.ahead_for(optimizer, most)
+        if self.payments is None or ahead >= steps:
+            return ahead
+        known = self.payments.refuse_superseded(optimizer.training_id, stands := optimizer.state_id)
+        if stands and not known:  # it was resumed without this ledger: no copy of it goes on from now on
+            self.note_checkpoint(optimizer, state := new_id())
+            optimizer.state_id = state
+        if not self._pays_for(optimizer):
+            self.give_back_unused()  # steps of another price, or of another optimizer, are under an id of their own
         # Payments are durable, so they are made in blocks: one sync of the disk for many steps.
-        if ahead < steps:
-            known = self.payments.refuse_superseded(optimizer.training_id, stands := optimizer.state_id)
-            if stands and not known:  # it was resumed without this ledger: no copy of it goes on from now on
-                self.note_checkpoint(optimizer, state := new_id())
-                optimizer.state_id = state
-            if planned or not self._pays_for(optimizer, sampling):
-                self.give_back_unused()  # planned steps are paid for as a whole, and others under an id of their own
-                ahead = 0
-            wanted = max(steps, most if planned else int(min(payments.BLOCK, block, most)))
-            id = self.payments.pay_steps(self.event, wanted - ahead, self._paid_ahead[0] if self._paid_ahead else "")
-            self._paid_ahead, ahead = (id, self.event), wanted
-            optimizer.privacy_history.use_id(optimizer, sampling, id)
-        return min(most, ahead)
+        wanted = max(steps, int(min(payments.BLOCK, block, most)))
+        self._open = self.payments.pay_steps(self.event, wanted - ahead, self.paid_id), self.event
+        return min(most, self.ahead)
 
-    def _pays_for(self, optimizer: Any, sampling: str | None) -> bool:
+    def _pays_for(self, optimizer: Any) -> bool:
         # Whether what is paid ahead is for the next steps of an optimizer, at the present event.
-        return self._paid_ahead == (optimizer.privacy_history.id_in_use(optimizer, sampling), self.event)
+        return self._open == (optimizer.privacy_history.id_of(self.sampling.name), self.event)
+
+    @property
+    def paid_id(self) -> str:
+        """Id of the steps that are paid for and not all made; empty if there are none."""
+        return self._open[0] if self._open else ""
 
     @property
     def ahead(self) -> int:
         """Number of steps that are paid for and not made yet."""
-        if self.payments is None or self._paid_ahead is None:
+        if self.payments is None or not self.paid_id:
             return 0
-        id, _ = self._paid_ahead
-        return max(0, self.payments.steps_of(id) - self.carried.steps_of(id))
+        return max(0, self.payments.steps_of(self.paid_id) - self.carried.steps_of(self.paid_id))
 
-    def ahead_for(self, optimizer: Any, sampling: str | None) -> int:
-        """Number of steps that are paid for and not made yet, of the present event; arguments as for `pay_ahead`."""
-        return self.ahead if self._pays_for(optimizer, sampling) else 0
+    def ahead_for(self, optimizer: Any, most: int) -> int:
+        """Number of next steps of an optimizer, at most `most`, that are paid for; all of them without a ledger."""
+        if self.payments is None:
+            return most
+        return min(most, self.ahead) if self._open and self._pays_for(optimizer) else 0
 
     def give_back_unused(self) -> None:
         """Gives back the steps that were paid for in the ledger and will not be made."""
-        if self.payments is not None and self._paid_ahead is not None:
+        if self.payments is not None and self._open is not None:
             if left := self.ahead:
                 for meter in self.meters:  # also within a fit: no step that is not paid for
                     meter.stop()
-                self.payments.give_back(self._paid_ahead[0], left)
-            self._paid_ahead = None
-            Changes.made += 1
+                self.payments.give_back(self.paid_id, left)
+            self._open = None
+            self.version += 1
 
     def note_checkpoint(self, optimizer: Any, state: str, done: bool = True) -> None:
         """Notes that an optimizer's training is kept, or is about to be, in a state of an id."""
         if self.payments is not None:
-            training = optimizer.training_id, optimizer.state_id
-            self.payments.note_checkpoint(optimizer.dp_event(), self.carried, *training, state, done)
+            self.payments.note_checkpoint(optimizer.training_id, optimizer.state_id, state, done)
 
     def refuse_superseded(self, training: str, state: str) -> None:
         """Raises for a training whose ledger has heard of another state since the one of an id."""
@@ -431,7 +447,7 @@ class Accountant:
         self._recorded.merge(history)
         if history.steps:
             self.event = event
-        Changes.made += 1
+        self.version += 1
 
     def _epsilon(self, steps: int | None, accountant: str, coarser: float = 1.0) -> float:
         ledger = self.ledger(steps)
@@ -457,6 +473,12 @@ class Accountant:
                     f"The ledger is {self.limit}: it claims nothing at delta = {self.delta:g}. Use delta="
                     f"{self.limit.delta:g}."
                 )
+
+
+def _meter_of(model: Any) -> Any:
+    return getattr(model, "privacy_history", None) or getattr(
+        getattr(model, "optimizer", None), "privacy_history", None
+    )
 
 
 def _checked_delta(delta: float, num_units: int, allow_large: bool) -> float:

@@ -27,13 +27,6 @@ SAVED_AS = "privacy_history"  # name of the entries among a saved model's variab
 _FORMAT = "tfdp_rec entries 4"
 
 
-class Changes:
-    """Number of changes to entries in this process, other than steps."""
-
-    # While it stays the same, budgets need not be priced anew.
-    made = 0
-
-
 def new_id() -> str:
     """An id that no other entry has."""
     return secrets.token_hex(8)

@@ -54,11 +54,7 @@ class PlannedDpEvent(DpEvent):
     steps: int
     separation: int  # least number of steps between two steps of one unit
     participations: int  # largest number of steps of one unit
-    plan: str  # id of the plan
-    # A part is the stretch of a plan that one process makes; continuing from a training checkpoint begins a new part.
-    part: str = ""
-    after: str = ""  # the part from which this one continues
-    start: int = 0  # the step of the plan at which the part begins
+    plan: str  # id of the plan, and of its entry: a plan is paid for once
 
 
 class Kind(NamedTuple):
@@ -178,7 +174,10 @@ def from_json(fields: dict[str, Any]) -> DpEvent:
         arguments["event"] = from_json(arguments["event"])
     if "events" in arguments:
         arguments["events"] = [from_json(part) for part in arguments["events"]]
-    return known[name](**arguments)
+    try:
+        return known[name](**arguments)
+    except TypeError as problem:
+        raise ValueError(f"A {name} of another version of tfdp_rec, which has other fields: {problem}.") from problem
 
 
 def in_words(event: DpEvent) -> str:

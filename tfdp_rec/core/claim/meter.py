@@ -1,10 +1,13 @@
-"""Counts the steps of a model in the graph of each step, before the step writes anything.
+"""Counts the steps of an optimizer in the graph of each step, before the step writes anything.
 
-    step -> may one more be made?  -> counted, by optimizer and by source of its batch -> noise, update
+    step -> may one more be made?  -> counted, by source of its batch -> noise, update
 
 An interrupted step was counted. Each count is an entry (`entries.py`) with an id and with the event of its steps, which
 is fixed with the optimizer's settings. The entries are saved with the model. Under a ledger an entry has the id of its
 payment: it is a receipt.
+
+*The gate.* A step takes one of the meter's steps that are left, and is refused where none is. Without a budget there is
+no limit; an `Allowance` (allowance.py) opens the gate for as many steps as are priced and paid for.
 
 Keras restores an optimizer's `iterations` in more ways than this package knows. They are a check: if they exceed the
 steps that entries describe, every accountant refuses to give an ε.
@@ -18,25 +21,22 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 
-from tfdp_rec.core.claim.entries import Changes, Entries, Entry, new_id
+from tfdp_rec.core.claim.entries import Entries, Entry, new_id
+from tfdp_rec.core.claim.events import PlannedDpEvent
 from tfdp_rec.core.claim.sampling_proof import Source
-from tfdp_rec.core.ground.demands import Check, demand_all, given
+from tfdp_rec.core.ground.demands import demand_all, given
 from tfdp_rec.core.ground.refused import NotPrivate
 
 _NO_LIMIT = 2**62
-_ORDINARY = "ordinary"  # key of the counter of an optimizer that is not private
 _KINDS = 4  # counters made in advance, enough for most models: a variable made during tracing has it done twice
 _TRAINED_BY = "privacy_histories"  # attribute of a variable: the meters whose steps have trained it
-# Ids of the entries of optimizers that are not private. All meters use the same, since they count the same steps.
-_ids_of_ordinary: weakref.WeakKeyDictionary[Any, str] = weakref.WeakKeyDictionary()
 
 SPENT = "The privacy budget is spent"
 _NO_MORE = (
@@ -45,8 +45,8 @@ _NO_MORE = (
 )
 _OTHER = (
     "Refused batch: the price of this step is not known. Either the model was compiled with another optimizer after "
-    "this step was traced, or PrivacyBudget has priced the steps of one optimizer on the batches of one sampling, and "
-    "this is not one of them. Make it after that fit, with the model as it is compiled now, under its own budget.\n"
+    "this step was traced, or a budget has priced the steps on the batches of one sampling, and this is none of them. "
+    "Make it after that fit, with the model as it is compiled now, under its own budget.\n"
 )
 _BY_HAND = (
     "Refused batch: a training of this model can be resumed from a training checkpoint, so that every step must be "
@@ -57,163 +57,129 @@ _UNPROVEN = (
     "Refused batch: no sampling drew it, as far as is proved, and the optimizer's plan pays for batches of its "
     "sampling alone. Train on plan.batches(fetch); after make_private call private.fit()."
 )
-_ANEW = (
-    "Refused batch: it begins another plan of noise than the one that the plan of the optimizer pays for. Train in fit "
-    "with plan.budget(), which stops before epsilon is exceeded; or, in a loop by hand, train one model that is not "
-    "loaded between.\n"
-)
 
 
 class Meter:
-    """Entries of the steps of one model; `optimizer` is None for a model that was loaded and not compiled."""
+    """Entries of the steps of one optimizer; of loaded weights alone, for a model that is not compiled."""
 
     def __init__(self, optimizer: Any = None):
         self.followed = False  # whether an accountant follows this meter, or the user was warned that none does
+        self.version = 0  # number of changes, other than steps, of what was spent
+        self.open_by_plan: Callable[[], None] | None = None  # opens the gate where no fit keeps a budget
+        self._optimizer = optimizer
         self._closed = Entries()
         self._counters = dict[Any, Counter]()
-        self._parts: list[Meter] = []
         self._weights: list[keras.Variable] = []
-        self._joined: Meter | None = None
-        self._optimizer = optimizer  # the optimizer whose `iterations` are the check
-        self._present = optimizer  # the optimizer of the last compile(): steps of earlier ones are refused
-        self._earlier = 0  # steps that are not in the `iterations` of the optimizer
-        self._half_restored = False  # whether `iterations` may have been restored after the entries
-        self._made, self._limit = _number(0), _number(_NO_LIMIT)
-        self._allowed = _number(1)
-        self._budget: tuple[Any, str | None] | None = None  # optimizer, and name of the sampling, that were priced
-        self._paid_ids = dict[Any, str]()  # ids of payments for steps that no counter counts yet
+        self._earlier = list[Meter]()  # of the optimizers that the model was compiled with before
+        self._steps_before: int | None = 0  # entries' steps that are not in `iterations`; None after a restore
+        self._left, self._allowed = _number(_NO_LIMIT), _number(1)
+        self._priced: tuple[str, str] | None = None  # the sampling whose batches the gate is open for, and their id
+        self._is_kept = self._is_replaced = False  # whether a fit keeps a budget; whether the model has a new optimizer
         self._spare = [_variables() for _ in range(_KINDS)]
 
     # In the graph of a step.
 
-    def count(self, optimizer: Any, source: Source) -> list[Any]:
+    def count(self, source: Source) -> list[Any]:
         """Operations that count a step, which must wait for them."""
-        limit = getattr(optimizer, "step_limit", None)
-        if limit is not None and source.sampling is None:
+        if self.open_by_plan is not None and source.sampling is None:
             raise NotPrivate(_UNPROVEN)
-        counter = self._counter(optimizer, source)
-        checks: list[Check] = [
-            (self._made < self._limit, _NO_MORE),
-            (self._allowed > 0, _BY_HAND),
-            (counter.allowed > 0, _OTHER),
-        ]
-        if limit is not None:
-            checks.append((limit.takes_one(), _NO_MORE))
-            checks.append((limit.begins(_begins_plan(optimizer)), _ANEW))
-        gate = demand_all(*checks)
+        counter = self._counter(source)
+        with tf.control_dependencies(demand_all((self._allowed > 0, _BY_HAND), (counter.allowed > 0, _OTHER))):
+            taken = self._left.assign_sub(1)
+        # Taken before it is compared: of two threads at the last step at most one finds that it is within.
+        with tf.control_dependencies([taken]):
+            gate = demand_all((self._left.read_value() >= 0, _NO_MORE))
         # The increment is computed from the gate: without the gate there is no count, whatever rewrites the graph.
         with tf.control_dependencies(gate):
-            one = given(tf.constant(1, tf.int64), gate)
-            return [
-                self._made.assign_add(one),
-                counter.steps.assign_add(one),
-            ]
+            return [counter.steps.assign_add(given(tf.constant(1, tf.int64), gate))]
 
-    def count_ordinary(self, optimizer: Any) -> list[Any]:
+    def count_ordinary(self, optimizer: Any, id: str) -> list[Any]:
         """Operations that count a step of an optimizer that is not private, on weights that were trained privately."""
-        key = (optimizer, _ORDINARY)
-        if key not in self._counters:
-            counter = Counter(optimizer, None, "", self._variables(), type(optimizer).__name__, ordinary=True)
-            counter.id = _ids_of_ordinary.setdefault(optimizer, counter.id)
-            self._counters[key] = counter
-            Changes.made += 1
-        return [self._counters[key].steps.assign_add(1)]
+        if id not in self._counters:
+            self._counters[id] = Counter(NoOpDpEvent, self._variables(), label=type(optimizer).__name__, ordinary=True)
+            self._counters[id].id = id
+            self.note_change()
+        return [self._counters[id].steps.assign_add(1)]
 
-    def _counter(self, optimizer: Any, source: Source) -> Counter:
-        void = void_of(optimizer, source)
+    def _counter(self, source: Source) -> Counter:
+        void = void_of(self._optimizer, source)
         name = source.sampling.name if source.sampling else None
-        key = (optimizer, name, void)
+        key = (name, void)
         if key not in self._counters:
             state = source.sampling.get_state() if source.sampling else None
-            counter = Counter(optimizer, state, void, self._variables(), name=name)
-            self._counters[key] = counter
-            counter.id = self._paid_ids.pop(key, counter.id)
-            self._allow_or_refuse(counter)
-            Changes.made += 1
+            with tf.init_scope():
+                counter = Counter(self._optimizer.dp_event, self._variables(), state, name, void)
+                self._counters[key] = counter
+                self._begin(counter)
+                self._admit(counter)
+            self.note_change()
         return self._counters[key]
+
+    def _begin(self, counter: Counter) -> None:
+        # A plan of noise has one entry, under its own id, which goes on where an earlier process has left it.
+        counter.begin()
+        taken = any(counter.plan == each.id for each in self._counters.values() if each is not counter)
+        if counter.plan and not taken:
+            counter.go_on(self._closed)
 
     def _variables(self) -> list[tf.Variable]:
         return self._spare.pop() if self._spare else _variables()
 
     # Between steps.
 
-    def allow_steps(self, allowed: bool) -> None:
-        """Whether a step may be made now; False refuses the steps of graphs that were traced before, too."""
-        with tf.init_scope():  # not in the graph of a step, which would then allow itself
-            self._allowed.assign(int(allowed))
+    def prepare(self) -> None:
+        """Makes variables ahead of a fit, no step of which may make any."""
+        self._spare += [_variables() for _ in range(_KINDS - len(self._spare))]
 
-    def begin_fit(self) -> None:
-        """Prepares for the steps of a fit."""
-        self._spare += [_variables() for _ in range(_KINDS - len(self._spare))]  # no step may make variables
-
-    def add(self, optimizer: Any, source: Source, steps: int) -> None:
-        """Counts steps that were made elsewhere, such as on the workers of a cluster."""
-        self._counter(optimizer, source).steps.assign_add(steps)
-        self._made.assign_add(steps)
-        Changes.made += 1
+    def add(self, source: Source, steps: int, id: str = "") -> None:
+        """Counts steps that were made elsewhere, such as on the workers of a cluster, under the id of their payment."""
+        counter = self._counter(source)
+        counter.count_under(id, self._closed)
+        counter.steps.assign_add(steps)
+        self.note_change()
 
     def add_entry(self, entry: Entry, id: str | None = None) -> None:
         """Adds steps that were counted elsewhere."""
         self._closed.add(entry, id)
-        Changes.made += 1
+        self.note_change()
 
-    def merge_saved(self, entries: Entries) -> None:
-        """Adds the entries of a saved model or checkpoint."""
+    def merge(self, entries: Entries) -> None:
+        """Adds the entries of a saved model or checkpoint, ahead of what else is restored from it."""
         self._closed.merge(entries)
-        self.restored()
+        self.note_restore()
 
-    def merge_restored(self, entries: Entries) -> None:
-        """Adds the entries of a TensorFlow checkpoint, which restores `iterations` before or after them."""
-        self._closed.merge(entries)
-        self._half_restored = True
-        Changes.made += 1
+    def note_restore(self) -> None:
+        """Notes that `iterations` may have been restored, to any number."""
+        self._steps_before = None
+        self.note_change()
 
-    def restored(self) -> None:
-        """Notes that `iterations` may have been restored, to any number; call after every restore."""
-        # Steps beyond them were made by other optimizers, or before `iterations` was reset.
-        if self._optimizer is not None:
-            self._earlier = max(0, self._own_steps - int(self._optimizer.iterations.numpy()))
-        Changes.made += 1
+    def note_change(self) -> None:
+        """Has those who priced these entries, or what other models trained of these weights, price them anew."""
+        for meter in self._related():
+            meter.version += 1
 
     @contextlib.contextmanager
-    def changing_plan(self, optimizer: Any) -> Iterator[None]:
-        """A context in which planned noise begins or goes on elsewhere; steps made before keep their event."""
-        own = [counter for counter in self._counters.values() if counter.optimizer is optimizer]
+    def changing_plan(self) -> Iterator[None]:
+        """A context in which planned noise begins anew or goes on; steps made before keep their event."""
+        own = [counter for counter in self._counters.values() if not counter.ordinary]
         for counter in own:
             counter.close(self._closed)
-        self._paid_ids.clear()  # later steps have another id, which is not paid for yet
         self.stop()
         try:
             yield
         finally:
             for counter in own:
-                counter.open()
-            Changes.made += 1
-            if (plan := getattr(optimizer, "plan", None)) is not None:
-                plan.renew_limit()
-
-    def use_id(self, optimizer: Any, sampling: str | None, id: str) -> None:
-        """Counts the next steps of one optimizer and sampling under the id of their payment."""
-        key = (optimizer, sampling, "")
-        counter = self._counters.get(key)
-        if counter is None:
-            self._paid_ids[key] = id
-        elif counter.id != id:
-            counter.close(self._closed)
-            counter.id = id
-        Changes.made += 1
-
-    def id_in_use(self, optimizer: Any, sampling: str | None) -> str:
-        """Id under which the next steps of one optimizer and sampling are counted."""
-        key = (optimizer, sampling, "")
-        return self._counters[key].id if key in self._counters else self._paid_ids.get(key, "")
+                self._begin(counter)
+            self.note_restore()
+            if self.open_by_plan is not None and not self._is_kept:
+                self.open_by_plan()
 
     # Totals.
 
     def snapshot(self) -> Entries:
         """The entries of all steps that trained the model's weights, as they stand now."""
         found = Entries()
-        for meter in self._related():
+        for meter in reversed(self._related()):  # the present optimizer's steps come last
             meter._write(found)
         return found
 
@@ -222,184 +188,191 @@ class Meter:
         for counter in self._counters.values():
             counter.write(found)
         # An optimizer holds what it was made of, also before its first step: a saved model has it.
-        several = [self._optimizer, self._present, *(counter.optimizer for counter in self._counters.values())]
-        for optimizer in {id(each): each for each in several}.values():
-            for use in getattr(optimizer, "events_before_training", list)():
-                found.add(use.entry, use.id)
-
-    @property
-    def _own_steps(self) -> int:
-        # Of this meter and its parts, without those of other models on shared weights.
-        found, ahead = Entries(), [self]
-        while ahead:
-            meter = ahead.pop()
-            meter._write(found)
-            ahead += meter._parts
-        return found.steps
+        for use in getattr(self._optimizer, "events_before_training", list)():
+            found.add(use.entry, use.id)
 
     @property
     def undescribed(self) -> int:
         """Number of steps in the `iterations` of optimizers that no entry describes."""
-        return sum(meter._undescribed for meter in self._related() if meter._joined is None)
+        return sum(meter._undescribed() for meter in self._related())
 
-    @property
     def _undescribed(self) -> int:
         if self._optimizer is None:
             return 0
-        if self._half_restored:
-            self._half_restored = False
-            self.restored()
-        return max(0, int(self._optimizer.iterations.numpy()) - (self._own_steps - self._earlier))
+        own, made = Entries(), int(self._optimizer.iterations.numpy())
+        self._write(own)
+        if self._steps_before is None:  # of other optimizers, or made before `iterations` was reset
+            self._steps_before = max(0, own.steps - made)
+        return max(0, made - (own.steps - self._steps_before))
 
     # Meters that belong together.
 
-    def trains(self, variables: Iterable[keras.Variable]) -> None:
+    def attach(self, variables: Iterable[keras.Variable]) -> None:
         """Notes the variables that the steps write: each model with one of them has spent these steps."""
         variables = list(variables)
         for variable in variables:
             if not any(self is known for known in meters_of(variable)):
                 vars(variable).setdefault(_TRAINED_BY, []).append(self)
         self.add_weights(variables)
-        if any(meter._budget is not None for meter in self._related() if meter is not self):
-            self._limit.assign(self._made)  # a budget is kept for these weights: no step without it
+        if any(meter._is_kept for meter in self._related() if meter is not self):
+            self._left.assign(0)  # a budget is kept for these weights: no step without it
+        self.note_change()
 
     def add_weights(self, variables: Iterable[keras.Variable]) -> None:
         """Adds weights of the model, also frozen ones: other models may train them."""
         known = {id(variable) for variable in self._weights}
         self._weights += [variable for variable in variables if id(variable) not in known]
-        Changes.made += 1
+        self.version += 1
 
     def _related(self) -> list[Meter]:
-        """This meter, its parts, and the whole meters of all models that trained the same variables."""
+        """This meter, those before it, and those of all models that trained the same variables."""
         found, ahead = dict[int, Meter](), [self]
         while ahead:
             meter = ahead.pop()
-            if id(meter) in found:
-                continue
-            found[id(meter)] = meter
-            ahead += meter._parts
-            ahead += [each.root for variable in meter._weights for each in meters_of(variable)]
+            if id(meter) not in found:
+                found[id(meter)] = meter
+                ahead += meter._earlier
+                ahead += [each for variable in meter._weights for each in meters_of(variable)]
         return list(found.values())
 
-    def add_part(self, optimizer: Any, part: Meter) -> None:
-        """Includes the meter of another optimizer, with which the training continues."""
-        lost = self._undescribed
-        if lost:  # the optimizer goes, and with it the only trace of these steps
+    def replace(self, earlier: Meter | None) -> None:
+        """Goes on with what an earlier optimizer of the model has trained, whose steps are refused from now on."""
+        if earlier is not None and earlier is not self:
+            self._earlier += [] if any(earlier is known for known in self._earlier) else [earlier]
+            self.followed |= earlier.followed
+            earlier._close(self._closed)
+        self._set_replaced(False)
+        self.note_change()
+
+    def _close(self, entries: Entries) -> None:
+        self._set_replaced(True)
+        if lost := self._undescribed():  # the optimizer goes, and with it the only trace of these steps
             label = f"{lost} steps of {type(self._optimizer).__name__} that its history does not describe"
-            self._closed.add(Entry(NonPrivateDpEvent(), 1, label=label))
-        self._earlier = self._own_steps
-        self._parts.append(part)
-        self._optimizer = optimizer
-        part._joined, self.followed = self, self.followed or part.followed
-        Changes.made += 1
+            entries.add(Entry(NonPrivateDpEvent(), 1, label=label))
+            self._steps_before = (self._steps_before or 0) - lost
 
-    def refuse_other_optimizers(self, optimizer: Any) -> None:
-        """Refuses the steps of all optimizers but this one, with which the model was just compiled."""
-        self._present = optimizer
+    def _set_replaced(self, is_replaced: bool) -> None:
+        self._is_replaced = is_replaced
         for counter in self._counters.values():
-            self._allow_or_refuse(counter)
+            self._admit(counter)
 
-    @property
-    def root(self) -> Meter:
-        """The meter that includes this one and is itself included by none."""
-        return self if self._joined is None else self._joined.root
+    # The gate.
 
-    # Limits.
-
-    def allow(self, steps: int | None, optimizer: Any = None, sampling: str | None = None) -> None:
-        """Allows this many further steps to one optimizer and sampling, and none to other models on shared weights."""
-        for meter in self._related():
-            left = _NO_LIMIT if steps is None else meter.made + (steps if meter is self else 0)
-            meter._limit.assign(left)
-        self._budget = None if steps is None else (optimizer, sampling)
-        for counter in self._counters.values():
-            self._allow_or_refuse(counter)
-
-    def stop(self) -> None:
-        """Refuses further steps until a budget has priced the next one, if a budget is kept."""
-        if self._budget is not None:
-            self._limit.assign(self._made)
+    def allow_steps(self, allowed: bool) -> None:
+        """Whether a step may be made now; False refuses the steps of graphs that were traced before, too."""
+        with tf.init_scope():  # not in the graph of a step, which would then allow itself
+            self._allowed.assign(int(allowed))
 
     @property
     def made(self) -> int:
         """Number of steps that were counted in this process."""
-        return int(self._made.numpy())
+        return sum(int(counter.steps.numpy()) for counter in self._counters.values() if not counter.ordinary)
 
-    def _allow_or_refuse(self, counter: Counter) -> None:
-        priced = counter.is_of(*(self._budget or (self._present, counter.name)))
-        with tf.init_scope():
-            counter.allowed.assign(int(priced and not (self._budget and counter.void)))
+    def id_of(self, sampling: str) -> str:
+        """Id under which the next steps on batches of a sampling are counted; empty if there is none yet."""
+        counter, (name, id) = self._counters.get((sampling, "")), self._priced or ("", "")
+        return counter.id if counter is not None else id if name == sampling else ""
+
+    @property
+    def left(self) -> int:
+        """Number of steps that the gate is open for."""
+        return max(0, int(self._left.numpy()))
+
+    def open(self, steps: int, sampling: str, id: str = "", in_fit: bool = False) -> None:
+        """Opens the gate for so many steps, on batches of the sampling of a name.
+
+        Args:
+            steps: Number of steps.
+            sampling: Name of the sampling.
+            id: Id under which they are counted, that of their payment; by default any.
+            in_fit: Whether a fit keeps a budget until `lift`, which closes the gate of all other meters of these
+                weights.
+        """
+        for meter in self._related() if in_fit else ():
+            meter._left.assign(0)
+        self._is_kept, self._priced = in_fit, (sampling, id)
+        for counter in self._counters.values():
+            self._admit(counter)
+        self._left.assign(steps)
+
+    def lift(self) -> None:
+        """Ends what `open` began: each meter is open as its optimizer's plan has it, or without a limit."""
+        for meter in self._related():
+            meter._is_kept, meter._priced = False, None
+            for counter in meter._counters.values():
+                meter._admit(counter)
+            meter._left.assign(_NO_LIMIT)
+        self.note_change()
+        for meter in self._related():
+            if meter.open_by_plan is not None:
+                meter.open_by_plan()
+
+    def stop(self) -> None:
+        """Closes the gate until the next step is priced, if it was opened for a number of steps."""
+        if self._priced is not None:
+            self._left.assign(0)
+
+    def _admit(self, counter: Counter) -> None:
+        # Under a budget, steps on batches of its sampling alone, and none without a guarantee.
+        name, id = self._priced or (counter.name, "")
+        priced = not counter.ordinary and counter.name == name and not (self._priced and counter.void)
+        if priced:
+            counter.count_under(id, self._closed)
+        counter.allowed.assign(int(priced and not self._is_replaced))
 
 
-@dataclasses.dataclass
 class Counter:
-    """An entry that still grows."""
+    """An entry that still grows.
 
-    optimizer: Any
-    sampling: Mapping[str, Any] | None  # state of the sampling that draws the batches
-    void: str  # reason why the steps have no guarantee
-    variables: dataclasses.InitVar[list[tf.Variable]]  # number of steps, whether a step is allowed
-    label: str = ""
-    name: str | None = None  # of the sampling; None if none draws the batches
-    ordinary: bool = False
+    Args:
+        event: Function that gives the event of a step.
+        variables: Number of steps, and whether a step is allowed.
+        sampling: State of the sampling that draws the batches.
+        name: Name of that sampling; None if none draws the batches.
+        void: Reason why the steps have no guarantee.
+        label: Name of an ordinary optimizer.
+        ordinary: Whether the steps are an ordinary optimizer's.
+    """
 
-    def is_of(self, optimizer: Any, sampling: str | None) -> bool:
-        """Whether the steps are an optimizer's on a sampling's batches; a name belongs to one sampling object."""
-        return self.optimizer is optimizer and not self.ordinary and self.name == sampling
-
-    def __post_init__(self, variables: list[tf.Variable]) -> None:
+    def __init__(
+        self, event: Callable[[], DpEvent], variables: list[tf.Variable], sampling: Any = None,
+        name: str | None = None, void: str = "", label: str = "", ordinary: bool = False,
+    ):  # fmt: skip
         self.steps, self.allowed = variables
-        self.written = 0
-        self.open()
+        self.name, self.void, self.ordinary = name, void, ordinary
+        self._event, self._made = event, Entry(event(), 0, sampling, void, label, ordinary)
+        self.id, self._written = new_id(), 0
 
-    def open(self) -> None:
-        """Begins an entry."""
-        self.id = new_id()
-        with tf.init_scope():
-            self.event: DpEvent = NoOpDpEvent() if self.ordinary else self.optimizer.dp_event()
+    @property
+    def plan(self) -> str:
+        """Id of the plan of noise that the steps are of; empty if there is none."""
+        return self._made.event.plan if isinstance(self._made.event, PlannedDpEvent) else ""
 
-    def write(self, entries: Entries) -> int:
-        """Adds the present entry; returns the number of steps that it stands for."""
-        now = int(self.steps.numpy())
-        if now > self.written:
-            steps = now - self.written
-            entries.add(Entry(self.event, steps, self.sampling, self.void, self.label, self.ordinary), self.id)
-        return now
+    def begin(self) -> None:
+        """Begins an entry of the present event."""
+        self._made = dataclasses.replace(self._made, event=self._event())
+
+    def go_on(self, entries: Entries) -> None:
+        """Goes on with the entry of the plan, if it is among `entries` as this one."""
+        before = dict(entries.items()).get(self.plan)
+        if before is None or dataclasses.replace(before, steps=0) == self._made:
+            self.id, self._written = self.plan, self._written - entries.steps_of(self.plan)
+
+    def count_under(self, id: str, entries: Entries) -> None:
+        """Counts further steps under an id, if there is one."""
+        if id and id != self.id:
+            self.close(entries)
+            self.id = id
+
+    def write(self, entries: Entries) -> None:
+        """Adds the present entry."""
+        if steps := int(self.steps.numpy()) - self._written:
+            entries.add(dataclasses.replace(self._made, steps=steps), self.id)
 
     def close(self, entries: Entries) -> None:
         """Ends the entry."""
-        self.written, self.id = self.write(entries), new_id()
-
-
-class StepLimit:
-    """A number of steps, and of plans of noise that are begun, that several optimizers may make together."""
-
-    def __init__(self, most: int):
-        self.made, self.most = _number(0), _number(most)
-        self.begun, self.most_begun = _number(0), _number(_NO_LIMIT)
-
-    def takes_one(self) -> tf.Tensor:
-        """Counts one step; whether it is within the limit."""
-        # Taken before it is compared: of two threads at the last step at most one finds that it is within.
-        with tf.control_dependencies([self.made.assign_add(1)]):
-            return self.made.read_value() <= self.most
-
-    def begins(self, number: tf.Tensor) -> tf.Tensor:
-        """Counts a step that begins `number` plans; whether it is within the limit, as one that goes on is."""
-        with tf.control_dependencies([self.begun.assign_add(number)]):
-            return tf.equal(number, 0) | (self.begun.read_value() <= self.most_begun)
-
-    def set_left(self, steps: int | None, begun: int | None = None) -> None:
-        """Sets the number of further steps, and of further plans; None for no limit."""
-        self.most.assign(_NO_LIMIT if steps is None else self.made + steps)
-        self.most_begun.assign(_NO_LIMIT if begun is None else self.begun + begun)
-
-
-def _begins_plan(optimizer: Any) -> tf.Tensor:
-    # 1 if a step begins this process's part of a plan of correlated noise, else 0.
-    course = getattr(optimizer, "course", None)
-    begins = False if course is None else tf.equal(course.made, course.variables["start"])
-    return tf.cast(begins, tf.int64)
+        self.write(entries)
+        self._written, self.id = int(self.steps.numpy()), new_id()
 
 
 def meters_of(variable: keras.Variable) -> list[Meter]:

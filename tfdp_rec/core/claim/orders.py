@@ -15,7 +15,6 @@ of steps made so far. Independent noise has no price here: it is the plan whose 
 from __future__ import annotations
 
 import abc
-import dataclasses
 import math
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -136,23 +135,7 @@ class FixedOrder(Order):
 
 
 def _cost(several: Sequence[tuple[PlannedDpEvent, int]]) -> DpEvent:
-    """The price of all runs of one plan: the plan's event, once."""
-    wholes = {dataclasses.replace(event, part="", after="", start=0) for event, _ in several}
-    ends, plan = _ends(several), several[0][0]
-    if len(wholes) > 1 or max(ends.values()) > plan.steps or not is_private(plan.event):
-        return dp_accounting.NonPrivateDpEvent()
-    begun = {(event.after, event.start) for event, _ in several if event.after}
-    if sum((part, end) not in begun for part, end in ends.items()) > 1:
-        raise ValueError(
-            "Two trainings went on from one checkpoint of a plan of noise, and share the noise of its first steps: no "
-            "price is given for both. Release one of them, and account for that one alone."
-        )
-    return plan.event
-
-
-def _ends(several: Sequence[tuple[PlannedDpEvent, int]]) -> dict[str, int]:
-    """The last step of the plan that each part has made."""
-    ends: dict[str, int] = {}
-    for event, steps in several:
-        ends[event.part] = ends.get(event.part, event.start) + steps
-    return ends
+    """The price of all steps of one plan: the plan's event, once."""
+    plan = several[0][0]
+    fits = all(event == plan for event, _ in several) and sum(steps for _, steps in several) <= plan.steps
+    return plan.event if fits and is_private(plan.event) else dp_accounting.NonPrivateDpEvent()

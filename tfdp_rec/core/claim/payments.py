@@ -3,7 +3,7 @@
 A block and the model's entry for its steps have the same id, so that the entry is a receipt. Steps of a block that will
 not be made are given back; after a crash the whole block stays spent.
 
-Planned noise is paid for as a whole, before its first step; the payments for its further steps cost nothing.
+Planned noise is paid for as a whole, once, under the id of its plan.
 
 A training that is kept in checkpoints has an id, and so has each state of it that is kept: both stand in the checkpoint
 and in notes of the ledger.
@@ -17,12 +17,9 @@ was about to be since then; steps are paid for, checkpoints written and weights 
 
 from __future__ import annotations
 
-import dataclasses
 from collections import Counter
-from collections.abc import Sequence
 from typing import Any
 
-import dp_accounting
 from dp_accounting import DpEvent, SelfComposedDpEvent
 
 from tfdp_rec.core.claim import events
@@ -35,9 +32,7 @@ from tfdp_rec.core.ground.files import Path
 BLOCK = 100  # steps paid for by one sync of the disk, and the most that a crash costs
 _KEPT = "state kept"  # label of a note: a checkpoint holds a training as it stands
 _KEEPING = "state about to be kept"  # label of a note: such a checkpoint is about to be there
-_FROM = "from"  # setting of a payment: the step of the plan that it begins with
-_SETTINGS = {"step", "sampling", _FROM}  # of a payment for steps; a line with others is an expense of its own
-_NOTHING = dp_accounting.NoOpDpEvent()
+_SETTINGS = {"step", "sampling"}  # of a payment for steps; a line with others is an expense of its own
 
 Line = tuple[Paid, Entry | None]  # a payment, and the steps that it is for, if it is for steps
 
@@ -79,51 +74,36 @@ class Payments:
         return not self.unpaid(Entries.of(use))
 
     def pay_steps(self, event: DpEvent, steps: int, id: str = "") -> str:
-        """Pays for steps on this sampling's batches; returns the id of their entry."""
+        """Pays for steps on this sampling's batches, for a plan of noise as a whole; returns the id of their entry."""
         refuse_unpayable(event, self._sampling)
-        id = id or new_id()
         settings: dict[str, Any] = {"step": events.to_json(event), "sampling": self._sampling.get_state()}
-        if isinstance(event, PlannedDpEvent):
-            before = [(paid, entry) for paid, entry in self._lines() if entry and _plan(entry) == event.plan]
-            if any(entry.event.event != event.event for _, entry in before):
-                raise ValueError("A plan of noise has one noise multiplier, which was paid for at its first step.")
-            price = _NOTHING if before else event.event
-            first = event.start + sum(paid.steps for paid, entry in before if _part(entry) == event.part)
-            self.ledger.pay(price, 1, "training", {**settings, _FROM: first}, steps, id=id)
-        else:
-            step = self._sampling.compose_history([(event, 1)])
+        if not isinstance(event, PlannedDpEvent):
+            id, step = id or new_id(), self._sampling.compose_history([(event, 1)])
             assert isinstance(step, SelfComposedDpEvent)
             self.ledger.pay(step.event, steps, "training", settings, steps, id=id)
-        return id
+            return id
+        paid = [entry.event for paid, entry in self._lines() if entry and paid.id == event.plan]
+        if any(each != event for each in paid):
+            raise ValueError("A plan of noise has one noise multiplier, which was paid for at its first step.")
+        if not paid:
+            self.ledger.pay(event.event, 1, "training", settings, event.steps, id=event.plan)
+        return event.plan
 
     def give_back(self, id: str, steps: int) -> None:
-        """Gives back steps of an entry that this process paid for and will not make."""
+        """Gives back steps of an entry that this process paid for and will not make; a plan, if none of it was made."""
         # The latest payments first: their steps are the last to be made.
         for paid in reversed([paid for paid in self.ledger.paid if paid.id == id]):
-            left = min(steps, paid.steps)
-            if left:
-                entry = _steps_of(paid)
-                planned = entry is not None and isinstance(entry.event, PlannedDpEvent)
-                unbegun = left == self.ledger.lines[paid.number]["steps"] and not self._continued(paid, entry)
-                attempts = int(unbegun) if planned else left  # a plan that was begun costs as a whole
-                self.ledger.give_back(paid.number, attempts, left)
+            left, entry = min(steps, paid.steps), _steps_of(paid)
+            planned = entry is not None and isinstance(entry.event, PlannedDpEvent)
+            begun = planned and (left < paid.steps or paid.session != self.ledger.session)
+            if left and not begun:
+                self.ledger.give_back(paid.number, 1 if planned else left, left)
                 steps -= left
 
-    def _continued(self, paid: Paid, entry: Entry | None) -> bool:
-        # Whether a later payment of the same plan may have cost nothing because of this one.
-        later = [each for each in self.ledger.paid if each.number > paid.number]
-        return any(_plan(steps) == _plan(entry) for steps in map(_steps_of, later) if steps and entry)
-
-    def note_checkpoint(
-        self, event: DpEvent, carried: Entries, training: str, stands: str, state: str, done: bool = True
-    ) -> None:
+    def note_checkpoint(self, training: str, stands: str, state: str, done: bool = True) -> None:
         """Notes that a training is kept in a `state` that follows the one it `stands` at, or is about to be."""
         self.refuse_superseded(training, stands)
-        note: dict[str, Any] = {"training": training, "state": state}
-        if isinstance(event, PlannedDpEvent):
-            made = sum(entry.steps for entry in carried if _part(entry) == event.part)
-            note |= {"plan": event.plan, "step": event.start + made}
-        self.ledger.note(_KEPT if done else _KEEPING, note)
+        self.ledger.note(_KEPT if done else _KEEPING, {"training": training, "state": state})
 
     def refuse_superseded(self, training: str, stands: str) -> bool:
         """Raises unless a training stands at its newest state; whether a state of it was kept."""
@@ -147,17 +127,11 @@ class Payments:
     # Reading.
 
     def entries(self) -> Entries:
-        """All steps that were paid for, under any sampling; of a plan those that can be released."""
-        found, plans = Entries(), dict[str, list[tuple[Paid, Entry]]]()
+        """All steps that were paid for, under any sampling."""
+        found = Entries()
         for paid, entry in self._lines():
-            if entry is not None and (plan := _plan(entry)):
-                plans.setdefault(plan, []).append((paid, entry))
-            elif entry is not None:
+            if entry is not None:
                 found.extend(paid.id or f"line {paid.number}", entry)
-        for several in plans.values():
-            paid, last = several[-1]
-            steps = max(1, self._position(several))  # a price counts, even without a step
-            found.add(Entry(without_parts(last.event), steps, last.sampling), paid.id)
         return found
 
     def others(self) -> list[tuple[DpEvent, str]]:
@@ -203,42 +177,21 @@ class Payments:
             self._read = len(self.ledger.lines), [(paid, _steps_of(paid)) for paid in self.ledger.paid]
         return self._read[1]
 
-    def _position(self, plan: Sequence[tuple[Paid, Entry]]) -> int:
-        # Number of steps of a plan, by its payments: up to the last one that is paid for. Of an earlier process, up to
-        # the last checkpoint: later steps were not made or are lost.
-        paid, entry = plan[-1]
-        kept = [note["step"] for note in self.ledger.notes(_KEPT) if note.get("plan") == _plan(entry)]
-        earlier = kept and paid.session != self.ledger.session
-        return int(kept[-1] if earlier else paid.settings[_FROM] + paid.steps)
-
-
-def without_parts(event: DpEvent) -> DpEvent:
-    """A step of a plan in a ledger, where nothing goes on but from the newest state: no part of it is a fork."""
-    return dataclasses.replace(event, part="", after="", start=0) if isinstance(event, PlannedDpEvent) else event
-
 
 def _steps_of(paid: Paid) -> Entry | None:
     """Steps that a payment is for, if its settings name them and they cost what was paid."""
     step, state = paid.settings.get("step"), paid.settings.get("sampling")
-    if not step or not state:
+    if not step or not state or not set(paid.settings) <= _SETTINGS:
         return None
     event, steps = events.from_json(step), paid.steps
     if isinstance(event, PlannedDpEvent):
-        fits = paid.attempts == 1 and _FROM in paid.settings
-        steps = max(steps, int(paid.event != dp_accounting.NoOpDpEvent()))  # a price counts, even without a step
+        fits = (paid.event, paid.attempts, paid.id) == (event.event, 1, event.plan) and steps <= event.steps
+        steps = max(1, steps)  # a price counts, even without a step
     else:
         price = Sampling.from_state(state).compose_history([(event, 1)])
         fits = paid.attempts == paid.steps and price == SelfComposedDpEvent(paid.event, 1)
-    return Entry(event, steps, dict(state)) if fits and set(paid.settings) <= _SETTINGS else None
+    return Entry(event, steps, dict(state)) if fits else None
 
 
 def _pays_for(paid: Entry, made: Entry) -> bool:
     return (paid.event, paid.sampling) == (made.event, made.sampling)
-
-
-def _plan(entry: Entry) -> str:
-    return entry.event.plan if isinstance(entry.event, PlannedDpEvent) else ""
-
-
-def _part(entry: Entry) -> str | None:
-    return entry.event.part if isinstance(entry.event, PlannedDpEvent) else None

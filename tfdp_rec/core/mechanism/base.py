@@ -25,7 +25,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.core.claim.entries import new_id
-from tfdp_rec.core.claim.meter import Meter, StepLimit
+from tfdp_rec.core.claim.meter import Meter
 from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Source
 from tfdp_rec.core.ground.demands import Check, demand_all, given
 from tfdp_rec.core.ground.keras_internals import learning_rate_now, learning_rate_of, resource
@@ -183,7 +183,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
     """Called with every step's clipped sum, in its graph: for counting, by callbacks."""
 
     plan: Any = None  # the `PrivatePlan` that the optimizer was made with
-    step_limit: StepLimit | None = None  # steps that the optimizers of one plan may make in all
     counts_steps = True  # False where the coordinator of a cluster counts them
     why_no_table_rule = ""  # why the mechanism takes no `table_rule`; empty if it does
     moves_every_row = False  # whether all rows make every step, at once or when due, so that a decay reaches them
@@ -283,7 +282,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
             self.dense_optimizer.build([dense.variable for dense in self.dense.values()])
         self.build_tables()
         if self.counts_steps:  # otherwise the history is that of the coordinator's optimizer
-            self.privacy_history.trains(variables)
+            self.privacy_history.attach(variables)
+            if self.plan is not None:
+                self.plan.open(self)
         super().build(list(variables))
 
     def _table(self, number: int, variable: keras.Variable) -> Table:
@@ -328,7 +329,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
         admitted = demand_all(*self.admission(clipped, source))
         with ours(), tf.control_dependencies([clipped.norms]), after(admitted):
-            with after(self.privacy_history.count(self, source) if self.counts_steps else []):
+            with after(self.privacy_history.count(source) if self.counts_steps else []):
                 for observe in self.observers:
                     observe(clipped)
                 self._step(clipped, source, admitted, **kwargs)
@@ -482,17 +483,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
 
     # Saving.
 
-    def go_on_with(self, history: Meter | None) -> None:
-        """Takes over the history of a model that another optimizer trained before."""
-        if history is not None and history is not self.privacy_history:
-            history.add_part(self, self.privacy_history)
-            self.privacy_history = history
-        self.privacy_history.refuse_other_optimizers(self)
-
     def load_own_variables(self, store: Any) -> None:
         """As every Keras optimizer. The history is saved with the model."""
         super().load_own_variables(store)
-        self.privacy_history.restored()
+        self.privacy_history.note_restore()
 
     @property
     def variables(self) -> list[keras.Variable]:
@@ -521,9 +515,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         """A copy with the history of this one, under the same plan: a config and a pickle know of neither."""
         reduced: Any = self.__reduce__()
         copied = reduced[0](*reduced[1])
-        copied.privacy_history.merge_saved(self.privacy_history.snapshot())
+        copied.privacy_history.merge(self.privacy_history.snapshot())
         if self.plan is not None:
-            self.plan.accept(copied, copied=True)
+            self.plan.accept(copied)
         return copied
 
     def __copy__(self) -> PrivateOptimizer:

@@ -1,0 +1,112 @@
+"""Allowances: steps that a budget lets an optimizer make.
+
+    priced with all else that was spent -> paid for in the ledger, if there is one -> the gate of its meter is open
+
+ε never exceeds the target, not by one step: the gate is in the graph of the step, which refuses a step too many, one on
+other batches, and one of another optimizer. What was spent elsewhere is noticed before the next step, and priced.
+"""
+
+from __future__ import annotations
+
+import math
+import textwrap
+from typing import Any
+
+from tfdp_rec.core.claim.accountant import Accountant
+from tfdp_rec.core.claim.meter import Meter
+
+
+class Allowance:
+    """The steps of one optimizer at a time that fit a target, with all else that an accountant counts.
+
+    Args:
+        accountant: Accountant, which follows the optimizer or its model.
+        target: Budget ε, at the accountant's δ.
+        steps: Largest number of steps of the accountant in all, whatever ε allows; None for no such limit.
+        in_fit: Whether a fit keeps it.
+    """
+
+    def __init__(self, accountant: Accountant, target: float, steps: int | None = None, in_fit: bool = False):
+        self.accountant, self.target, self.steps = accountant, target, steps
+        self._in_fit, self._optimizer, self._priced = in_fit, None, None
+        self._limit = self._unpaid = 0  # steps in all that fit; those beyond the gate, which are not paid for yet
+        self._meter, self._others = Meter(), list[Meter]()
+
+    def begin(self, optimizer: Any) -> None:
+        """Prices the steps of an optimizer from here on."""
+        self._optimizer, self._meter, self._priced = optimizer, optimizer.privacy_history, None
+
+    def left(self, optimizer: Any) -> int:
+        """Number of further steps that fit; two reads, if nothing but steps of this optimizer happened before."""
+        if optimizer is not self._optimizer:
+            self.begin(optimizer)
+        if self._priced is None or self._priced != self._state():
+            self._price()
+        return self._meter.left + self._unpaid
+
+    def is_open(self, optimizer: Any, steps: int) -> bool:
+        """Whether the next `steps` steps are priced and paid for."""
+        known = optimizer is self._optimizer and self._priced is not None and self._priced == self._state()
+        return known and self._meter.left >= steps
+
+    def _state(self) -> Any:
+        # All that the price depends on and that steps of this optimizer leave as it is.
+        others = self._others
+        versions = self._meter.version, self.accountant.version, [(each.version, each.made) for each in others]
+        return self.target, self.steps, versions
+
+    def _price(self) -> None:
+        accountant, optimizer = self.accountant, self._optimizer
+        self._meter.open(0, accountant.sampling.name, in_fit=self._in_fit)  # stays closed where there is no price
+        accountant.refuse()
+        self._others = [each for each in accountant.meters if each is not self._meter]
+        accountant.set_event(optimizer.dp_event())  # type: ignore[attr-defined]
+        most = accountant.max_steps(self.target)
+        self._limit = most if self.steps is None else min(most, self.steps)
+        left = max(0, self._limit - accountant.steps)
+        self._open(min(left, accountant.ahead_for(optimizer, left)), left)
+
+    def _open(self, paid: int, left: int) -> None:
+        accountant = self.accountant
+        self._meter.open(paid, accountant.sampling.name, accountant.paid_id, self._in_fit)
+        self._unpaid, self._priced = left - paid, self._state()
+
+    def pay(self, optimizer: Any, steps: int, block: float = math.inf) -> None:
+        """Pays for the next `steps` steps, if they are not paid for, and opens the gate for them.
+
+        Args:
+            optimizer: Optimizer that makes them.
+            steps: Number of steps.
+            block: Largest number of steps to pay for at once, which a crash would lose, unless `steps` are more.
+
+        Raises:
+            ValueError: They would exceed the budget; nothing was paid.
+        """
+        left = self.left(optimizer)
+        if left < steps:
+            raise ValueError(self._overspending(steps))
+        if self._meter.left < steps:
+            self._open(self.accountant.pay_ahead(steps, left, optimizer, block), left)
+
+    def _overspending(self, ahead: int) -> str:
+        accountant = self.accountant
+        besides = "; ".join(dict.fromkeys(label for _, label in accountant.spent_besides))
+        if besides and not accountant.steps:
+            return (
+                f"No step fits the budget: epsilon is {accountant.epsilon():.4g} before the first one here, and the "
+                f"target {self.target:g} is for everything that was done with the data, which is "
+                f"{textwrap.shorten(besides, 160, placeholder=' ...')}. Weights keep what they were trained at, frozen "
+                "ones too. Give a larger epsilon, of which this much is spent, or train earlier models with less."
+            )
+        others = accountant.steps - int(self._optimizer.iterations)  # type: ignore[attr-defined]
+        shared = f", {others} of them by another model or optimizer of the same weights" if others > 0 else ""
+        said = (
+            f"{ahead} more step(s) would exceed the budget: epsilon is {accountant.epsilon():.4g} after "
+            f"{accountant.steps} steps{shared}, the target is {self.target:g} and the limit {self._limit} steps. "
+        )
+        if accountant.steps:
+            return said + "Release what was trained; to train on, give a larger epsilon, of which this much is spent."
+        return said + (
+            "Use more noise (tfdp_rec.privacy.calibrate_noise), smaller batches, or a larger target; a mechanism "
+            "without a guarantee, such as EANA, fits no target."
+        )
