@@ -318,6 +318,21 @@ def test_iterations_by_hand_are_free_where_they_cost_nothing():
     assert plan.accountant.steps == 15 and plan.accountant.epsilon() <= 2.0
 
 
+def test_steps_by_hand_are_paid_for_in_the_plan_s_ledger(tmp_path):
+    path = tmp_path / "ledger.jsonl"
+    plan = plan_of(ledger=path)
+    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    train(model, plan.batches(fetch).take(3))
+    assert plan.accountant.steps == 3 <= read(path).steps <= STEPS
+    plan.accountant.close()
+    assert read(path).steps == 3 and plan.accountant.epsilon() == pytest.approx(read(path).epsilon(plan.delta, "rdp"))
+    plan = plan_of(ledger=path)
+    with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
+        train(model_of(tfdp_rec.DPSGD(0.01, plan=plan)), plan.batches(fetch).take(STEPS))
+    assert plan.accountant.steps == read(path).steps == STEPS and plan.accountant.epsilon() <= 2.0
+    plan.accountant.close()
+
+
 @pytest.mark.parametrize("kind", [tfdp_rec.DPFTRL, tfdp_rec.LazyDPFTRL])
 def test_a_plan_of_correlated_noise_is_begun_once_in_loops_by_hand(tmp_path, kind):
     """A loaded model begins its noise anew, at the whole price: five steps four times were 7.22 under a plan of 3."""

@@ -90,10 +90,9 @@ def test_a_deleted_or_older_ledger_makes_the_accountant_silent(tmp_path):
     path, weights = tmp_path / "ledger.jsonl", tmp_path / "w.weights.h5"
     run = Run(path)
     run.fit(2)
-    older, state = path.read_bytes(), None
+    older = path.read_bytes()
     run.fit(4)
     run.model.save_weights(weights)
-    state = run.accountant.get_state()
     run.close()
     for change in (lambda: path.write_bytes(older), path.unlink):
         change()
@@ -101,8 +100,6 @@ def test_a_deleted_or_older_ledger_makes_the_accountant_silent(tmp_path):
         again.model.load_weights(weights)
         with pytest.raises(Unaccounted, match="has not paid for: the file was deleted"):
             again.fit(1)
-        with pytest.raises(BrokenLedger):
-            again.accountant.set_state(state)
         again.close()
 
 
@@ -112,7 +109,7 @@ def test_what_was_spent_without_a_ledger_is_owed_to_one(tmp_path):
     for _ in range(2):
         before.spend(GaussianDpEvent(2.0), "popularity counts")
     after = Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25), 1e-3, ledger=tmp_path / "ledger.jsonl")
-    after.set_state(before.get_state())
+    after.merge(before.carried)
     with pytest.raises(Unaccounted, match="has not paid for"):
         after.epsilon()
 

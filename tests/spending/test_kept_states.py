@@ -61,7 +61,7 @@ class Process:
             raise KeyboardInterrupt
 
     def die(self):
-        self.accountant.payments.ledger.close()
+        self.accountant.close() if self.accountant.payments is None else self.accountant.payments.ledger.close()
 
     @property
     def paid(self):
@@ -188,6 +188,15 @@ def test_two_that_were_begun_without_a_ledger_are_not_both_resumed_under_one(tmp
             Process(tmp_path, training="other")
     else:
         assert Process(tmp_path, training="other", ledger=False).resumed.step == one.resumed.step == 4
+
+
+def test_a_training_that_was_counted_in_a_ledger_is_not_resumed_without_it(tmp_path):
+    """What the ledger holds besides was left out: ε = 0 for a paid count."""
+    process = Process(tmp_path)
+    process.fit(2)
+    process.die()
+    with pytest.raises(ValueError, match="counted in a ledger"):
+        Process(tmp_path, ledger=False)
 
 
 def test_a_checkpoint_that_the_ledger_does_not_hear_of_is_refused_before_a_step_is_paid_for(tmp_path):

@@ -40,7 +40,8 @@ def test_two_uses_with_one_id_are_refused():
     other = accountant_of()
     other.spend(GaussianDpEvent(1.0), "terms", id="of Monday")
     with pytest.raises(ValueError, match="Two expenses have the id 'of Monday'"):
-        counted.set_state(other.get_state())
+        counted.merge(other.carried)
+        counted.epsilon()
 
 
 def test_a_payment_pays_for_the_event_that_it_names(tmp_path):
@@ -50,18 +51,9 @@ def test_a_payment_pays_for_the_event_that_it_names(tmp_path):
     other = accountant_of()
     other.spend(GaussianDpEvent(1.0), "terms", id="of Monday")
     counted = accountant_of(ledger=tmp_path / "ledger.jsonl")
-    state = other.get_state()
-    counted.set_state(state)
+    counted.merge(other.carried)
     with pytest.raises(Unaccounted, match="1 steps or uses .'terms'. were made"):
         counted.epsilon()
-
-
-def test_a_state_that_was_counted_in_a_ledger_is_not_read_without_it(tmp_path):
-    """What the ledger holds besides the state was left out: ε = 0 for a paid count."""
-    counted = accountant_of(ledger=tmp_path / "ledger.jsonl")
-    counted.payments.ledger.pay(GaussianDpEvent(2.0), label="counts")
-    with pytest.raises(ValueError, match="counted in a ledger"):
-        accountant_of().set_state(counted.get_state())
 
 
 # Plans.

@@ -27,10 +27,10 @@ def accountant(sampling=POISSON, **options):
     return Accountant(STEP, sampling, DELTA, "rdp", **options)
 
 
-def of_states(*states, sampling=POISSON):
-    made = accountant(sampling)
-    for state in states:
-        made.set_state(state)
+def of_histories(*histories):
+    made = accountant()
+    for history in histories:
+        made.merge(Entries.loads(history))
     return made
 
 
@@ -57,7 +57,7 @@ def test_uses_whose_ids_end_like_those_of_old_versions_stay_several():
     made = accountant()
     for day in ("Monday", "Tuesday", "Wednesday"):
         made.spend(GaussianDpEvent(2.0), "popularity counts", id=f"{day}: popularity counts")
-    assert made.epsilon() == of_states(made.get_state()).epsilon() == pytest.approx(gaussians(2.0, 2.0, 2.0))
+    assert made.epsilon() == of_histories(made.carried.dumps()).epsilon() == pytest.approx(gaussians(2.0, 2.0, 2.0))
 
 
 def test_an_id_in_use_is_refused_before_anything_is_paid(tmp_path):
@@ -177,16 +177,16 @@ def test_uses_are_added_to_a_model_that_is_built():
 # Steps.
 
 
-@pytest.mark.parametrize("by", ["state", "pickle"])
-def test_two_that_go_on_from_one_state_are_both_counted(by):
+@pytest.mark.parametrize("by", ["history", "pickle"])
+def test_two_that_go_on_from_one_history_are_both_counted(by):
     first = accountant()
     count(first, STEP, 50)
-    again = {"state": lambda: of_states(first.get_state()), "pickle": lambda: pickle.loads(pickle.dumps(first))}[by]
-    one, other = again(), again()
+    ways = {"history": lambda: of_histories(first.carried.dumps()), "pickle": lambda: pickle.loads(pickle.dumps(first))}
+    one, other = ways[by](), ways[by]()
     for each in (one, other):
         count(each, STEP, 200)
         count(each, STEP, 1)
-    both = of_states(one.get_state(), other.get_state())
+    both = of_histories(one.carried.dumps(), other.carried.dumps())
     assert both.steps == 50 + 2 * 201
     assert both.epsilon() == pytest.approx(accountant().epsilon(steps=both.steps))
 
@@ -197,11 +197,6 @@ def test_an_epsilon_is_of_the_present_delta():
     made.epsilon()
     made.delta = 1e-9
     assert made.epsilon() == pytest.approx(Accountant(STEP, POISSON, 1e-9, "rdp").epsilon(steps=20))
-
-
-def test_a_state_without_steps_leaves_the_event_of_forecasts():
-    quiet = Accountant(GaussianDpEvent(4.0), POISSON, DELTA, "rdp").get_state()
-    assert of_states(quiet).max_steps(3.0) == accountant().max_steps(3.0)
 
 
 # Copies.

@@ -49,8 +49,12 @@ class Attempts:
         return self._payments.ledger.mark if self._payments else None
 
     def paid(self) -> Entries:
-        """What was paid for, each stretch at its own price."""
-        return self._payments.entries() if self._payments else Entries()
+        """The steps that were paid for, each stretch at its own price."""
+        found = Entries()
+        for id, entry in self._payments.entries().items() if self._payments else ():
+            if not entry.label:
+                found.add(entry, id)
+        return found
 
     def reserve(self, event: dp_accounting.DpEvent, number: int) -> int:
         """Pays for attempts that are about to be made, and returns the number of their block."""

@@ -525,9 +525,9 @@ class PrivateTraining(ReleaseMethods):
         with self.release.training(), refusals_in_words(), metrics_emptied(self):
             self.release.refuse_steps_by_hand()
             self._refuse_changes()
+            self._prepare_from(x, y)
             if self.optimizer.plan is not None:
                 self.optimizer.plan.pay(self.optimizer)
-            self._prepare_from(x, y)
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
 
     def settle(self) -> None:

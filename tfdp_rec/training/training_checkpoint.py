@@ -39,6 +39,7 @@ import tensorflow as tf
 from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.entries import Entries
 from tfdp_rec.core.claim.events import PlannedDpEvent
+from tfdp_rec.core.claim.ledger import Ledger, Mark
 from tfdp_rec.core.ground.files import hold, row_chunks, writing
 from tfdp_rec.core.ground.keras_internals import begin_at_epoch
 from tfdp_rec.core.ground.withheld_rows import held_rows
@@ -108,7 +109,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             raise ValueError(f"every must be a positive number of steps or None, got {every!r}.")
         self.directory = os.path.abspath(directory)
         self.every, self.accountant = every, accountant
-        self._holders = {"accountant": accountant, "sampling": sampling}  # of a state that is kept with the model's
+        self._sampling = sampling if accountant is None else accountant.sampling
         self._resumed: Resumed | None = None
         self._epoch, self._to_skip = 0, 0
         self._epoch_began: int | None = None  # number of steps made before the present epoch; None between epochs
@@ -258,7 +259,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             "steps_in_epoch": self._done,
             "steps_per_epoch": (self.params or {}).get("steps"),
             "history": optimizer.privacy_history.snapshot().dumps(),
-            **{key: None if holder is None else holder.get_state() for key, holder in self._holders.items()},
+            "carried": None if self.accountant is None else self.accountant.carried.dumps(),
+            "mark": None if self._ledger is None else dataclasses.asdict(self._ledger.mark),
+            "sampling": None if self._sampling is None else self._sampling.get_state(),
         }
 
     def _steps(self) -> int:
@@ -296,10 +299,15 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 "directory of its own."
             )
 
+    @property
+    def _ledger(self) -> Ledger | None:
+        payments = None if self.accountant is None else self.accountant.payments
+        return None if payments is None else payments.ledger
+
     def _refuse_plan_without_ledger(self, optimizer: PrivateOptimizer) -> None:
         # Two that go on from copies of one checkpoint share the noise of its steps, and a ledger alone tells of copies.
         planned = isinstance(optimizer.dp_event(), PlannedDpEvent)
-        if planned and (self.accountant is None or self.accountant.payments is None):
+        if planned and self._ledger is None:
             raise ValueError(
                 "Correlated noise goes on from its newest checkpoint alone, and only a ledger tells which that is: "
                 "TrainingCheckpoint(..., accountant=accountant), whose accountant was made with ledger=."
@@ -345,10 +353,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         with model.release.in_reach(), _opened(path) as archive:
             header = json.loads(archive.read(_HEADER))
             self._check(header, model, optimizer)
-            for key, holder in self._holders.items():
-                if holder is not None:
-                    holder.set_state(header[key])
             if self.accountant is not None:
+                self.accountant.merge(Entries.loads(header["carried"] or header["history"]))
                 self.accountant.refuse_superseded(header["training"], header["state"])
             # Until all of it stands here nothing leaves: each look would draw the pending noise anew.
             self._last, self._kept, self._saved, self._resuming = _File(path), model, None, True
@@ -380,7 +386,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self._resumed = _normalised(header)
             self._epoch, self._epoch_began = self._resumed.epoch, self._steps() - self._resumed.steps_in_epoch
             self._saved, self._resuming = self._state(), False
-        if self.accountant is not None and self.accountant.payments is not None:
+        if self._ledger is not None:
             self.save()  # under another id, so that no copy of the directory is resumed from now on
         return self._resumed
 
@@ -409,10 +415,15 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 if name.split("/")[:2] == ["ledger", "totals"]:
                     variables[name] = ["grows with the steps"]
         _refuse_difference("variables", theirs, mine_now)
-        for key, holder in self._holders.items():
-            if (holder is None) != (header[key] is None):
-                here, there = ("None", "one") if holder is None else ("one", "None")
-                raise ValueError(f"The checkpoint was written with {key}={there}, this callback has {here}.")
+        if self._ledger is None and header["mark"]:  # the ledger may hold more than the checkpoint
+            raise ValueError(
+                f"The training in {self.directory} was counted in a ledger, which may hold more than the checkpoint: "
+                "give TrainingCheckpoint the accountant of that ledger."
+            )
+        if self._ledger is not None and header["mark"]:
+            self._ledger.refuse_without(Mark(**header["mark"]))
+        if self._ledger is None and self._sampling is not None:  # a ledger prices steps by their own sampling
+            self._sampling.set_state(header["sampling"] or {})
 
 
 @dataclasses.dataclass(frozen=True)

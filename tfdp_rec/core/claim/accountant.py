@@ -13,7 +13,6 @@ ledger alone.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import json
 import math
@@ -32,9 +31,8 @@ from tfdp_rec.core.claim.composition import (
     searches,
 )
 from tfdp_rec.core.claim.entries import Entries, Entry, Use, new_id
-from tfdp_rec.core.claim.events import PlannedDpEvent
 from tfdp_rec.core.claim.filters import PrivacyFilter
-from tfdp_rec.core.claim.ledger import Ledger, Mark
+from tfdp_rec.core.claim.ledger import Ledger
 from tfdp_rec.core.claim.payments import Payments
 from tfdp_rec.core.claim.schemes import Sampling
 from tfdp_rec.core.claim.statement import Statement, statement
@@ -152,6 +150,17 @@ class Accountant:
         return found
 
     @property
+    def entries(self) -> Entries:
+        """All that was spent: what the ledger holds, less steps that are still ahead; without one, what is carried."""
+        goes_on = self.paid_id, getattr(self.event, "plan", "")
+        return self.carried if self.payments is None else self.payments.entries(self.carried, goes_on)
+
+    def _own(self) -> list[Entry]:
+        # Entries of steps under this sampling, in order.
+        mine = self.sampling.get_state()
+        return [entry for entry in self.entries if not entry.label and entry.sampling == mine]
+
+    @property
     def steps(self) -> int:
         """Number of steps begun so far under this sampling."""
         return sum(entry.steps for entry in self._own())
@@ -167,22 +176,6 @@ class Accountant:
         """Reason why there is no guarantee, such as sampling or noise that can be repeated; empty if there is one."""
         return " and ".join(dict.fromkeys(entry.void for entry in self.carried if entry.void))
 
-    def _own(self) -> list[Entry]:
-        """Entries of steps under this sampling, in order; under a ledger the paid ones, less the steps still ahead."""
-        mine, carried = self.sampling.get_state(), self.carried
-        if self.payments is None:
-            return [entry for entry in carried if not entry.label and entry.sampling == mine]
-        own = []
-        for id, entry in self.payments.entries().items():
-            if entry.sampling == mine:
-                steps = entry.steps - (self.ahead if id == self.paid_id else 0)
-                # A plan was paid for as a whole: of one that goes on here only what was made counts as steps.
-                goes_on = carried.steps_of(id) or entry.event == self.event
-                if planned := isinstance(entry.event, PlannedDpEvent) and goes_on:
-                    steps = carried.steps_of(id)
-                own += [dataclasses.replace(entry, steps=steps)] if steps or planned else []
-        return own
-
     @property
     def limit(self) -> PrivacyFilter | None:
         """The ledger's privacy filter, if it has one: the claim is then its budget, however much of it is used."""
@@ -191,24 +184,18 @@ class Accountant:
     @property
     def spent_besides(self) -> list[tuple[DpEvent, str]]:
         """(event, label) of every expense but the steps under this sampling."""
-        if self.payments is not None:
-            return self.payments.others()
-        carried = self.carried
-        return [*carried.uses, *self._of_other_samplings(carried)]
-
-    def _of_other_samplings(self, carried: Entries) -> list[tuple[DpEvent, str]]:
-        mine, runs = self.sampling.get_state(), dict[str, list[Entry]]()
-        found = []
-        for entry in carried:
+        entries, mine, runs = self.entries, self.sampling.get_state(), dict[str, list[Entry]]()
+        found = entries.uses
+        for entry in entries:
             if not entry.label and entry.sampling != mine:
                 runs.setdefault(json.dumps(entry.sampling), []).append(entry)
-        for state, entries in runs.items():
-            steps = sum(entry.steps for entry in entries)
-            if (told := json.loads(state)) is None:
+        for state, several in runs.items():
+            steps, told = sum(entry.steps for entry in several), json.loads(state)
+            if told is None:
                 found.append((dp_accounting.NonPrivateDpEvent(), f"{steps} steps on batches that no sampling drew"))
                 continue
             sampling = Sampling.from_state(told)
-            event = sampling.compose_history([(entry.event, entry.steps) for entry in entries])
+            event = sampling.compose_history([(entry.event, entry.steps) for entry in several])
             found.append((event, f"{steps} steps under another sampling ({sampling.describe()})"))
         return found
 
@@ -322,6 +309,11 @@ class Accountant:
         self._recorded.add(use.entry, use.id)
         self.version += 1
 
+    def merge(self, entries: Entries) -> None:
+        """Adds what an earlier run counted, each entry once; under a ledger, which has paid for it."""
+        self._recorded.merge(entries)
+        self.version += 1
+
     def has_spent(self, use: Use) -> bool:
         """Whether a use is counted."""
         return self.payments.has_paid(use) if self.payments else bool(self.carried.steps_of(use.id))
@@ -396,7 +388,7 @@ class Accountant:
         if self.payments is not None:
             self.payments.ledger.close()
 
-    # Its statement and state.
+    # Its statement.
 
     def statement(self, steps: int | None = None) -> Statement:
         """The guarantee in words, after `steps` steps; by default those made.
@@ -411,43 +403,6 @@ class Accountant:
             made=self.steps > 0, ledger=ledger, limit=self.limit,
             accountant=self.accountant,
         )  # fmt: skip
-
-    def get_state(self) -> dict[str, Any]:
-        """Everything that is counted, as JSON-able dicts, for a checkpoint."""
-        return {
-            "mark": None if self.payments is None else dataclasses.asdict(self.payments.ledger.mark),
-            "delta": self.delta,
-            "event": events.to_json(self.event),
-            "history": self.carried.dumps(),
-            "sampling": self.sampling.get_state(),
-        }
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Adds what an earlier run counted: `state` is the result of its `get_state`.
-
-        Raises:
-            ValueError: The state is no accountant's, or is of another δ; without a ledger, it is of another sampling or
-                was counted in a ledger; or the ledger lacks lines that it had when the state was made.
-        """
-        missing = {"delta", "event", "history", "sampling"} - set(state)
-        if missing:
-            raise ValueError(f"This is not the state of an Accountant: it lacks {', '.join(sorted(missing))}.")
-        if state["delta"] != self.delta:
-            raise ValueError(f"This state was counted for δ = {state['delta']}, not {self.delta}.")
-        event, history = events.from_json(state["event"]), Entries.loads(state["history"])
-        if self.payments is None:
-            self.sampling.set_state(state["sampling"])
-            if state.get("mark"):  # the ledger may hold more than the state
-                raise ValueError(
-                    "This state was counted in a ledger, which may hold more than the state: give the accountant the "
-                    "same one, ledger=."
-                )
-        elif state.get("mark"):  # a ledger prices each step by its own sampling: with one, the data may have grown
-            self.payments.ledger.refuse_without(Mark(**state["mark"]))
-        self._recorded.merge(history)
-        if history.steps:
-            self.event = event
-        self.version += 1
 
     def _epsilon(self, steps: int | None, accountant: str, coarser: float = 1.0) -> float:
         ledger = self.ledger(steps)

@@ -56,8 +56,8 @@ class Allowance:
         return self.target, self.steps, versions
 
     def _price(self) -> None:
-        accountant, optimizer = self.accountant, self._optimizer
-        self._meter.open(0, accountant.sampling.name, in_fit=self._in_fit)  # stays closed where there is no price
+        accountant, optimizer, name = self.accountant, self._optimizer, self.accountant.sampling.name
+        self._meter.open(0, name, self._meter.id_of(name), self._in_fit)  # stays closed where there is no price
         accountant.refuse()
         self._others = [each for each in accountant.meters if each is not self._meter]
         accountant.set_event(optimizer.dp_event())  # type: ignore[attr-defined]

@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from dp_accounting import DpEvent
+from dp_accounting import DpEvent, SelfComposedDpEvent
 
 from tfdp_rec.core.claim import events
 
@@ -188,7 +188,7 @@ class Entries:
     def uses(self) -> list[tuple[DpEvent, str]]:
         """(event, label) of every use of the data that is no step."""
         own = [entry for entry in self if entry.label and not entry.ordinary]
-        return [(entry.event, entry.label) for entry in own for _ in range(entry.steps)]
+        return [(e.event if e.steps == 1 else SelfComposedDpEvent(e.event, e.steps), e.label) for e in own]
 
     @property
     def ordinary(self) -> dict[str, int]:

@@ -17,7 +17,9 @@ was about to be since then; steps are paid for, checkpoints written and weights 
 
 from __future__ import annotations
 
+import dataclasses
 from collections import Counter
+from collections.abc import Iterable
 from typing import Any
 
 from dp_accounting import DpEvent, SelfComposedDpEvent
@@ -126,22 +128,26 @@ class Payments:
 
     # Reading.
 
-    def entries(self) -> Entries:
-        """All steps that were paid for, under any sampling."""
-        found = Entries()
-        for paid, entry in self._lines():
-            if entry is not None:
-                found.extend(paid.id or f"line {paid.number}", entry)
-        return found
+    def entries(self, carried: Entries | None = None, goes_on: Iterable[str] = ()) -> Entries:
+        """All that was paid for, as entries.
 
-    def others(self) -> list[tuple[DpEvent, str]]:
-        """(event, label) of payments except those for steps under this sampling."""
-        mine = self._sampling.get_state()
-        return [
-            (paid.whole, paid.label)
-            for paid, entry in self._lines()
-            if entry is None or entry.sampling != mine
-        ]
+        Args:
+            carried: Entries of models, whose number of steps counts for a plan of noise, which was paid for as a whole.
+            goes_on: Ids of entries of which only what is carried is begun; the steps ahead of it are paid for as well.
+        """
+        found, carried = Entries(), carried or Entries()
+        for paid, entry in self._lines():
+            line = f"line {paid.number}"
+            if entry is None:  # a use, or steps that cost something else than they should
+                found.add(Entry(paid.event, paid.attempts, label=paid.label or "a payment"), line)
+                continue
+            id = paid.id or line
+            made = carried.steps_of(id)
+            if id in goes_on or (made and isinstance(entry.event, PlannedDpEvent)):
+                found.add(dataclasses.replace(entry, steps=made), id)
+            else:
+                found.extend(id, entry)
+        return found
 
     def words(self) -> str:
         """What a statement says of the ledger; `BrokenLedger` if the open file was removed or replaced."""

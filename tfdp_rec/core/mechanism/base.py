@@ -284,7 +284,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         if self.counts_steps:  # otherwise the history is that of the coordinator's optimizer
             self.privacy_history.attach(variables)
             if self.plan is not None:
-                self.plan.open(self)
+                with tf.init_scope():
+                    self.plan.open(self)
         super().build(list(variables))
 
     def _table(self, number: int, variable: keras.Variable) -> Table:
