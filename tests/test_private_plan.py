@@ -1,6 +1,7 @@
 """The plan says everything once, and what it gives away costs what it says."""
 
 import contextlib
+import copy
 import os
 
 import dp_accounting
@@ -10,7 +11,7 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 import tfdp_rec
-from tfdp_rec.callbacks import TrainingCheckpoint
+from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
 from tfdp_rec.core.claim.entries import Entry
 from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.optimizers import Preselection
@@ -21,6 +22,7 @@ from tfdp_rec.privacy import (
     Ledger,
     PoissonSampling,
     Snapshot,
+    Unaccounted,
     optimised_correlation,
 )
 
@@ -387,3 +389,55 @@ def test_uses_that_do_not_fit_are_refused_before_they_are_paid(tmp_path):
     with pytest.raises(ValueError, match="nothing was paid"):
         plan_of(ledger=tmp_path / "ledger.jsonl", spent=[(GaussianDpEvent(0.1), "a slip of the pen")])
     assert not read(tmp_path / "ledger.jsonl").paid
+
+
+# The gate.
+
+
+def gate_of(plan, model):
+    model.prepare(fetch(range(BATCH)))
+    return model.optimizer.privacy_history
+
+
+def test_a_copied_model_has_a_gate_from_the_first_moment():
+    """In a loop of one's own, which asks no plan, it had none: as many steps as one likes."""
+    plan = plan_of()
+    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    first = gate_of(plan, model)
+    assert first.left == STEPS
+    copied = copy.deepcopy(model).optimizer.privacy_history
+    assert (first.left, copied.left) == (0, STEPS), "one optimizer of a plan at a time"
+
+
+def test_a_gate_stays_closed_where_there_is_no_price():
+    plan = plan_of()
+    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    gate = gate_of(plan, model)
+    model.optimizer.iterations.assign_add(3)  # steps that no history describes
+    gate.note_change()
+    gate.lift()
+    assert gate.left == 0
+    with pytest.raises(Unaccounted):
+        train(model, plan.batches(fetch).take(1))
+
+
+def test_a_budget_of_a_fit_counts_for_steps_by_hand_within_it(tmp_path):
+    """Not what the optimizer's plan would allow, which the ledger of that budget has not paid for."""
+    plan, path = plan_of(), tmp_path / "ledger.jsonl"
+    model, made = model_of(tfdp_rec.DPSGD(0.01, plan=plan)), []
+    accountant = Accountant(model.optimizer.dp_event(), plan.sampling, 1e-4, "rdp", ledger=path)
+    batches = iter(plan.batches(fetch))
+
+    class ByHand(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            plan.accountant.spend(GaussianDpEvent(50.0), "counts")  # the plan would look again
+            with contextlib.suppress(tfdp_rec.NotPrivate):
+                for _ in range(3):
+                    model.train_on_batch(next(batches))
+                    made.append(1)
+
+    budget = PrivacyBudget(accountant, accountant.epsilon(5) * (1 + 1e-9))
+    with contextlib.suppress(ValueError):
+        model.fit(plan.batches(fetch), steps_per_epoch=4, verbose=0, callbacks=[budget, ByHand()])
+    assert int(model.optimizer.iterations) == accountant.steps == 5 and len(made) < 4
+    accountant.close()

@@ -475,12 +475,18 @@ def test_after_a_fit_a_plan_leaves_what_it_has_left():
 
 
 def test_under_a_ledger_a_plan_makes_no_step_that_is_not_paid_for(tmp_path):
-    plan = plan_of(6, ledger=tmp_path / "ledger.jsonl")
-    model = model_of(optimizer_of(noise=None, plan=plan))
+    plan, path = plan_of(6, ledger=tmp_path / "ledger.jsonl"), tmp_path / "ledger.jsonl"
+    model, drawn = model_of(optimizer_of(noise=None, plan=plan)), iter(plan.batches(rows))
+    model.prepare(next(drawn))
     with pytest.raises(REFUSED, match="privacy budget is spent"):
-        model.train_on_batch(next(iter(plan.batches(rows))))
+        model.train_step(next(drawn))  # a loop of one's own, which pays for nothing
+    assert not read(path).paid
+    model.train_on_batch(next(drawn))
+    plan.accountant.give_back_unused()
+    with pytest.raises(REFUSED, match="privacy budget is spent"):
+        model.train_step(next(drawn))
     model.fit(plan.batches(rows), steps_per_epoch=2, verbose=0)
-    assert plan.accountant.steps == read(tmp_path / "ledger.jsonl").steps == 2
+    assert plan.accountant.steps == read(path).steps == 3
 
 
 def test_an_interrupted_fit_leaves_a_plan_a_limit_for_its_other_optimizers():

@@ -1,8 +1,8 @@
 """Random trainings: kills, resumptions, copies, loads, second models, new data. None is told less than was spent.
 
-The objects are the real ones that count, price and pay (`Meter`, `Accountant`, `Allowance`, `Payments`, `Ledger`); a
-model is its weights and its optimizer, a file what such a file holds. The oracle knows nothing of entries: it gives each
-step that was made an id, and has them go wherever the weights go.
+The objects are the real ones that count, price and pay (`Meter`, `Accountant`, `Allowance`, `Payments`, `Ledger`). A
+model is its weights and its optimizer, a file what such a file holds. The oracle knows nothing of entries: it gives
+each step that was made an id, and has them go wherever the weights go.
 """
 
 import dataclasses

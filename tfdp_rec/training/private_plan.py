@@ -271,6 +271,8 @@ class PrivatePlan:
         else:
             optimizer.plan = self
             optimizer.privacy_history.open_by_plan = functools.partial(self.open, optimizer)
+            if optimizer.built:
+                self.open(optimizer)
 
     @functools.cached_property
     def _allowance(self) -> Allowance:
@@ -279,6 +281,8 @@ class PrivatePlan:
 
     def open(self, optimizer: Any) -> None:
         """Lets an optimizer make the steps that are left, outside of a fit; one optimizer of the plan at a time."""
+        if optimizer.privacy_history.is_kept:  # by a fit, which ends with this
+            return
         if self._optimizer not in (None, optimizer):
             self._optimizer.privacy_history.stop()
         self._optimizer = optimizer
@@ -288,6 +292,8 @@ class PrivatePlan:
 
     def pay(self, optimizer: Any) -> None:
         """Pays for the next step outside of a fit, if it fits; if not, its graph refuses it."""
+        if optimizer.privacy_history.is_kept:
+            return
         if optimizer is not self._optimizer:
             self.open(optimizer)
         if self._allowance.left(optimizer):

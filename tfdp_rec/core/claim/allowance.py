@@ -28,9 +28,11 @@ class Allowance:
 
     def __init__(self, accountant: Accountant, target: float, steps: int | None = None, in_fit: bool = False):
         self.accountant, self.target, self.steps = accountant, target, steps
-        self._in_fit, self._optimizer, self._priced = in_fit, None, None
+        self._in_fit, self._priced = in_fit, None
+        self._optimizer: Any = None
+        self._meter: Any = None
+        self._others = list[Meter]()  # of all other optimizers whose steps the accountant counts
         self._limit = self._unpaid = 0  # steps in all that fit; those beyond the gate, which are not paid for yet
-        self._meter, self._others = Meter(), list[Meter]()
 
     def begin(self, optimizer: Any) -> None:
         """Prices the steps of an optimizer from here on."""
@@ -59,8 +61,8 @@ class Allowance:
         accountant, optimizer, name = self.accountant, self._optimizer, self.accountant.sampling.name
         self._meter.open(0, name, self._meter.id_of(name), self._in_fit)  # stays closed where there is no price
         accountant.refuse()
-        self._others = [each for each in accountant.meters if each is not self._meter]
-        accountant.set_event(optimizer.dp_event())  # type: ignore[attr-defined]
+        self._others = [each for one in accountant.meters for each in one.related if each is not self._meter]
+        accountant.set_event(optimizer.dp_event())
         most = accountant.max_steps(self.target)
         self._limit = most if self.steps is None else min(most, self.steps)
         left = max(0, self._limit - accountant.steps)
@@ -98,7 +100,7 @@ class Allowance:
                 f"{textwrap.shorten(besides, 160, placeholder=' ...')}. Weights keep what they were trained at, frozen "
                 "ones too. Give a larger epsilon, of which this much is spent, or train earlier models with less."
             )
-        others = accountant.steps - int(self._optimizer.iterations)  # type: ignore[attr-defined]
+        others = accountant.steps - int(self._optimizer.iterations)
         shared = f", {others} of them by another model or optimizer of the same weights" if others > 0 else ""
         said = (
             f"{ahead} more step(s) would exceed the budget: epsilon is {accountant.epsilon():.4g} after "

@@ -74,7 +74,7 @@ class Meter:
         self._steps_before: int | None = 0  # entries' steps that are not in `iterations`; None after a restore
         self._left, self._allowed = _number(_NO_LIMIT), _number(1)
         self._priced: tuple[str, str] | None = None  # the sampling whose batches the gate is open for, and their id
-        self._is_kept = self._is_replaced = False  # whether a fit keeps a budget; whether the model has a new optimizer
+        self.is_kept = self._is_replaced = False  # whether a fit keeps a budget; whether the model has a new optimizer
         self._spare = [_variables() for _ in range(_KINDS)]
 
     # In the graph of a step.
@@ -155,7 +155,7 @@ class Meter:
 
     def note_change(self) -> None:
         """Has those who priced these entries, or what other models trained of these weights, price them anew."""
-        for meter in self._related():
+        for meter in self.related:
             meter.version += 1
 
     @contextlib.contextmanager
@@ -171,7 +171,7 @@ class Meter:
             for counter in own:
                 self._begin(counter)
             self.note_restore()
-            if self.open_by_plan is not None and not self._is_kept:
+            if self.open_by_plan is not None:
                 self.open_by_plan()
 
     # Totals.
@@ -179,7 +179,7 @@ class Meter:
     def snapshot(self) -> Entries:
         """The entries of all steps that trained the model's weights, as they stand now."""
         found = Entries()
-        for meter in reversed(self._related()):  # the present optimizer's steps come last
+        for meter in reversed(self.related):  # the present optimizer's steps come last
             meter._write(found)
         return found
 
@@ -194,7 +194,7 @@ class Meter:
     @property
     def undescribed(self) -> int:
         """Number of steps in the `iterations` of optimizers that no entry describes."""
-        return sum(meter._undescribed() for meter in self._related())
+        return sum(meter._undescribed() for meter in self.related)
 
     def _undescribed(self) -> int:
         if self._optimizer is None:
@@ -214,17 +214,19 @@ class Meter:
             if not any(self is known for known in meters_of(variable)):
                 vars(variable).setdefault(_TRAINED_BY, []).append(self)
         self.add_weights(variables)
-        if any(meter._is_kept for meter in self._related() if meter is not self):
+        if any(meter.is_kept for meter in self.related if meter is not self):
             self._left.assign(0)  # a budget is kept for these weights: no step without it
         self.note_change()
 
     def add_weights(self, variables: Iterable[keras.Variable]) -> None:
         """Adds weights of the model, also frozen ones: other models may train them."""
         known = {id(variable) for variable in self._weights}
-        self._weights += [variable for variable in variables if id(variable) not in known]
-        self.version += 1
+        if new := [variable for variable in variables if id(variable) not in known]:
+            self._weights += new
+            self.version += 1
 
-    def _related(self) -> list[Meter]:
+    @property
+    def related(self) -> list[Meter]:
         """This meter, those before it, and those of all models that trained the same variables."""
         found, ahead = dict[int, Meter](), [self]
         while ahead:
@@ -288,22 +290,22 @@ class Meter:
             in_fit: Whether a fit keeps a budget until `lift`, which closes the gate of all other meters of these
                 weights.
         """
-        for meter in self._related() if in_fit else ():
+        for meter in self.related if in_fit else ():
             meter._left.assign(0)
-        self._is_kept, self._priced = in_fit, (sampling, id)
+        self.is_kept, self._priced = in_fit, (sampling, id)
         for counter in self._counters.values():
             self._admit(counter)
         self._left.assign(steps)
 
     def lift(self) -> None:
         """Ends what `open` began: each meter is open as its optimizer's plan has it, or without a limit."""
-        for meter in self._related():
-            meter._is_kept, meter._priced = False, None
+        for meter in self.related:
+            meter.is_kept, meter._priced = False, None
             for counter in meter._counters.values():
                 meter._admit(counter)
-            meter._left.assign(_NO_LIMIT)
+            meter._left.assign(_NO_LIMIT if meter.open_by_plan is None else 0)
         self.note_change()
-        for meter in self._related():
+        for meter in self.related:
             if meter.open_by_plan is not None:
                 meter.open_by_plan()
 
@@ -311,6 +313,7 @@ class Meter:
         """Closes the gate until the next step is priced, if it was opened for a number of steps."""
         if self._priced is not None:
             self._left.assign(0)
+            self.version += 1
 
     def _admit(self, counter: Counter) -> None:
         # Under a budget, steps on batches of its sampling alone, and none without a guarantee.
