@@ -477,7 +477,7 @@ def test_after_a_fit_a_plan_leaves_what_it_has_left():
 def test_under_a_ledger_a_plan_makes_no_step_that_is_not_paid_for(tmp_path):
     plan, path = plan_of(6, ledger=tmp_path / "ledger.jsonl"), tmp_path / "ledger.jsonl"
     model, drawn = model_of(optimizer_of(noise=None, plan=plan)), iter(plan.batches(rows))
-    model.prepare(next(drawn))
+    model.prepare(rows(range(25)))
     with pytest.raises(REFUSED, match="privacy budget is spent"):
         model.train_step(next(drawn))  # a loop of one's own, which pays for nothing
     assert not read(path).paid
