@@ -33,11 +33,10 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Unpack, overload
 
-import dp_accounting
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.claim.events import PlannedDpEvent
+from tfdp_rec.core.claim.events import DpEvent, PlannedDpEvent
 from tfdp_rec.core.claim.orders import Order
 from tfdp_rec.core.claim.sampling_proof import Source
 from tfdp_rec.core.ground.demands import Check, demand_all
@@ -82,7 +81,7 @@ class CorrelatedOptimizer(PrivateOptimizer):
         """Number of steps of the plan that are made: `position` of `FixedOrder.batches(fetch, position=...)`."""
         return int(self.course.made.numpy())
 
-    def dp_event(self) -> dp_accounting.DpEvent:
+    def dp_event(self) -> DpEvent:
         """A step of the plan, which costs as a whole: for an accountant with `FixedOrder`."""
         plan, whole = self.correlation, self.correlation.dp_event(self.noise_multiplier)
         return PlannedDpEvent(whole, plan.steps, plan.separation, plan.participations, *self.course.whereabouts)

@@ -12,10 +12,9 @@ from __future__ import annotations
 import os
 import threading
 
-import dp_accounting
-
 from tfdp_rec.core.claim.accountant import Unaccounted
 from tfdp_rec.core.claim.entries import Entries
+from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.claim.ledger import Ledger, Mark, Snapshot
 from tfdp_rec.core.claim.payments import Payments
 from tfdp_rec.core.claim.schemes import PoissonSampling
@@ -35,7 +34,7 @@ class Attempts:
         if self._reserved < 0:
             raise ValueError(f"The ledger holds {self._reserved + earlier} steps, fewer than the {earlier} before.")
         self._left, self._block = 0, 0
-        self._paid_for: dp_accounting.DpEvent | None = None
+        self._paid_for: DpEvent | None = None
         self.receipt = ""
 
     @property
@@ -52,7 +51,7 @@ class Attempts:
         """What was paid for, each stretch at its own price."""
         return self._payments.entries() if self._payments else Entries()
 
-    def reserve(self, event: dp_accounting.DpEvent, number: int) -> int:
+    def reserve(self, event: DpEvent, number: int) -> int:
         """Pays for attempts that are about to be made, and returns the number of their block."""
         # Attempts of the block before that were not made are given back, and can no longer be made.
         with self._lock:

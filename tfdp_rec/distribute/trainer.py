@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import dp_accounting
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.core.claim.entries import Entries
+from tfdp_rec.core.claim.events import DpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.ledger import Ledger
 from tfdp_rec.core.claim.meter import void_of
 from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, SeenDraws, refusals_in_words, refuse_choosing, source_of
@@ -394,7 +394,7 @@ class ParameterServerTrainer:
         meter.add(self._optimizer, source, made)
         self._optimizer.iterations.assign_add(made)
         if repeated:
-            self._attempts.take(self._attempts.reserve(dp_accounting.NonPrivateDpEvent(), 1))
+            self._attempts.take(self._attempts.reserve(NonPrivateDpEvent(), 1))
 
     def _attempt_all(self, attempt: Callable[[Any], None], number: int) -> None:
         try:
@@ -410,10 +410,10 @@ class ParameterServerTrainer:
         except tf.errors.OutOfRangeError as problem:
             raise ValueError("The data of dataset_fn ended: make it endless, with repeat().") from problem
 
-    def _event(self) -> dp_accounting.DpEvent:
+    def _event(self) -> DpEvent:
         """What an attempt is paid for; nothing bounds its cost where no sampling drew, or noise can be repeated."""
         if self._source.sampling is None or void_of(self._optimizer, self._source):
-            return dp_accounting.NonPrivateDpEvent()
+            return NonPrivateDpEvent()
         return self._optimizer.dp_event()
 
     def _rate(self) -> float:

@@ -36,9 +36,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
 
+from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.claim.ledger import Mark, Payment, Snapshot
 from tfdp_rec.core.claim.profiles import composed_epsilon, releases_of
 from tfdp_rec.core.ground.files import writing

@@ -30,9 +30,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
+from tfdp_rec.core.claim.events import DpEvent, NonPrivateDpEvent
 from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.datasets.mind.files import NewsCatalogue
 from tfdp_rec.federated import accounting

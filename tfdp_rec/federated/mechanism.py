@@ -39,12 +39,11 @@ import math
 from typing import Any, Literal
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize
 
 from tfdp_rec.core.claim import profiles
-from tfdp_rec.core.claim.events import PaddedDpEvent, PureDpEvent
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, NonPrivateDpEvent, PaddedDpEvent, PureDpEvent
 from tfdp_rec.core.claim.profiles import Number, deamplify, gaussian_delta
 from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated.grid import on_grid, whole_gaussian, whole_laplace

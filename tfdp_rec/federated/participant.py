@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent
 from numpy.typing import NDArray
 
+from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent
 from tfdp_rec.core.claim.ledger import BrokenLedger, Ledger, Mark, Payment, Snapshot
 from tfdp_rec.core.claim.profiles import composed_epsilon, releases_of
 from tfdp_rec.core.ground.files import writing

@@ -21,10 +21,9 @@ import math
 from typing import ClassVar
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.core.claim.events import PureDpEvent
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, NonPrivateDpEvent, PureDpEvent
 from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated.grid import on_grid, whole_gaussian, whole_laplace
 from tfdp_rec.federated.mechanism import LEAST_CLIP, unit_sigma

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import dp_accounting
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.audit import OneRunAudit, flip_coins, one_run_audit
 from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.events import DpEvent, SelfComposedDpEvent
 from tfdp_rec.core.ground.refused import refuse_below
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.models.arguments import SavedByArguments
@@ -58,9 +58,9 @@ class AuditPlan:
         if self.num_guesses > self.num_canaries:
             raise ValueError(f"num_guesses must be at most {self.num_canaries}, got {self.num_guesses}.")
 
-    def claimed_epsilon(self, event: dp_accounting.DpEvent) -> float:
+    def claimed_epsilon(self, event: DpEvent) -> float:
         """ε that the mechanism's event promises for a canary in all steps; infinite without a guarantee."""
-        return epsilon_of(dp_accounting.SelfComposedDpEvent(event, self.steps), self.delta)
+        return epsilon_of(SelfComposedDpEvent(event, self.steps), self.delta)
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")

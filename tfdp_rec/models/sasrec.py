@@ -26,9 +26,9 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
-from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
 
+from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.ground.keras_internals import resource
 from tfdp_rec.datasets.log import PADDING, Catalogue
 from tfdp_rec.layers.candidate_scores import CandidateScores

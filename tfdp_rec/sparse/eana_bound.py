@@ -38,8 +38,9 @@ import math
 from typing import Any
 
 import numpy as np
-from dp_accounting import rdp
 from numpy.typing import ArrayLike
+
+from tfdp_rec.core.claim.composition import epsilon_of_divergences
 
 _DENSE_ORDERS = 512  # every integer up to here, then a geometric grid: any subset of orders is valid
 
@@ -167,7 +168,7 @@ def eana_epsilon(
     bound, orders = eana_rdp_published if published else eana_rdp, orders_up_to(min_count)
     sizes = {"min_count": min_count, "max_nonzero": max_nonzero}
     values = [bound(order, **sizes, l2_norm_clip=l2_norm_clip, noise_stddev=noise_stddev) for order in orders]
-    return float(rdp.compute_epsilon(orders, values, delta)[0])
+    return epsilon_of_divergences(orders, values, delta)
 
 
 def eana_instance_epsilon(
@@ -188,7 +189,7 @@ def eana_instance_epsilon(
     orders = orders_up_to(int(counts.min()))
     rows: dict[str, Any] = {"row_counts": row_counts, "row_norms": row_norms, "width": width}
     values = [eana_rdp_instance(order, noise_stddev=noise_stddev, **rows) for order in orders]
-    return float(rdp.compute_epsilon(orders, values, delta)[0])
+    return epsilon_of_divergences(orders, values, delta)
 
 
 def _divergence(order: int, count: Any, norm: Any, noise_stddev: float, width: int) -> Any:

@@ -23,12 +23,12 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import dp_accounting
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.core.claim.entries import Use, id_of_use
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, NoOpDpEvent
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.sparse import draws
 from tfdp_rec.sums.fixed_point import ONE, checked_noise, grid_weights, released
@@ -85,11 +85,11 @@ class Preselection:
             rows[path] = np.sort(np.argpartition(-counts, kept - 1)[:kept]) if kept else np.zeros(0, np.int64)
         return cls(rows, noise_multiplier=noise_multiplier)
 
-    def dp_event(self) -> dp_accounting.DpEvent:
+    def dp_event(self) -> DpEvent:
         """Event of the choice, which is paid for once, for `Accountant.spend`."""
         if self.noise_multiplier is None:
-            return dp_accounting.NoOpDpEvent()
-        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
+            return NoOpDpEvent()
+        return GaussianDpEvent(self.noise_multiplier)
 
     @property
     def label(self) -> str:

@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import IO, Any, TypeAlias
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from tfdp_rec.core.claim.composition import epsilon_of
 from tfdp_rec.core.claim.entries import Use, id_of_use
+from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.core.claim.statement import Statement, rounded_up
 from tfdp_rec.core.ground.files import Path, writing

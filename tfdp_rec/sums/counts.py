@@ -13,9 +13,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent
 from numpy.typing import NDArray
 
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.log import Catalogue, Part, log_of
 from tfdp_rec.sums.fixed_point import checked_noise, event_with, grid_weights, released

@@ -22,9 +22,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
+from tfdp_rec.core.claim.events import DpEvent, NonPrivateDpEvent
 from tfdp_rec.core.ground.files import row_chunks
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy, without_gaps
 

@@ -18,9 +18,9 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent
 from numpy.typing import ArrayLike, NDArray
 
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.unit_ids import unit_numbers
 from tfdp_rec.sums.fixed_point import ONE, checked_noise, event_with, grid_weights, released

@@ -30,11 +30,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
 from numpy.typing import NDArray
 from scipy import special
 
-from tfdp_rec.core.claim.events import FailingDpEvent
+from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent, FailingDpEvent, GaussianDpEvent
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.core.ground.lazily import optional
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy

@@ -28,11 +28,11 @@ from typing import Any, Never, Unpack
 import keras
 import numpy as np
 import tensorflow as tf
-from dp_accounting import GaussianDpEvent
 from scipy import special
 
 from tfdp_rec import optimizers
 from tfdp_rec.core.claim.entries import Use
+from tfdp_rec.core.claim.events import GaussianDpEvent
 from tfdp_rec.core.claim.schemes import PoissonSampling
 from tfdp_rec.core.ground.keras_internals import compile_arguments, functional_class, layers_within
 from tfdp_rec.core.mechanism.arguments import Options

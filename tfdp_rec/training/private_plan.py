@@ -23,14 +23,12 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dp_accounting import DpEvent, GaussianDpEvent
-
 from tfdp_rec.core.claim import events
 from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.calibration import least_noise
 from tfdp_rec.core.claim.composition import checked_epsilon
 from tfdp_rec.core.claim.entries import Changes, Entries, Use
-from tfdp_rec.core.claim.events import PlannedDpEvent
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, PlannedDpEvent
 from tfdp_rec.core.claim.ledger import Ledger, Payment, canonical, composed, finite
 from tfdp_rec.core.claim.meter import StepLimit
 from tfdp_rec.core.claim.schemes import Sampling, fold_gaussians

@@ -20,11 +20,11 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack, overload
 
-import dp_accounting
 import keras
 import tensorflow as tf
 
 from tfdp_rec.core.claim.entries import new_id
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.meter import Meter, StepLimit
 from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Source
 from tfdp_rec.core.ground.demands import Check, demand_all, given
@@ -246,11 +246,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         if isinstance(held, keras.Variable):
             resource(held).assign(tf.cast(rate, tf.float32))
 
-    def dp_event(self) -> dp_accounting.DpEvent:
+    def dp_event(self) -> DpEvent:
         """The privacy event of one step on one batch, before any amplification by sampling."""
         if self.noise_multiplier == 0:
-            return dp_accounting.NonPrivateDpEvent()
-        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
+            return NonPrivateDpEvent()
+        return GaussianDpEvent(self.noise_multiplier)
 
     # Building.
 

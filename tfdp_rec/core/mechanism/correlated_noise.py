@@ -44,10 +44,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 from scipy import optimize, signal
 
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 
 Array = NDArray[np.float64]
