@@ -26,7 +26,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
 from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.ground.keras_internals import resource
@@ -186,23 +186,23 @@ class SASRec(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrainin
         begin = self._log_prior[1:] if self.sums is None else self.sums.everything(context)
         return tf.matmul(last, self.scores.embeddings[1:], transpose_b=True) + tf.cast(begin, last.dtype)
 
-    # Items that join and leave.
+    # Items that join.
 
     def item_tables(self) -> list[Any]:
         """As `OwnCatalogue.item_tables`."""
         return [self.items, self.scores]
 
-    def _other_arguments(self, places: NDArray[np.int64]) -> dict[str, Any]:
-        return {} if self.sums is None else {"sums": {"head": self.sums.stay(places), "recency": self.sums.recency}}
+    def _other_arguments(self) -> dict[str, Any]:
+        return {} if self.sums is None else {"sums": {"head": self.sums.head, "recency": self.sums.recency}}
 
     def frozen_of_items(self) -> list[keras.Variable]:
         """As `OwnCatalogue.frozen_of_items`: the released sums."""
         return [] if self.sums is None else list(self.sums.weights)
 
-    def take_frozen_of_items(self, before: SASRec, places: NDArray[np.int64]) -> None:
+    def take_frozen_of_items(self, before: SASRec) -> None:
         """As `OwnCatalogue.take_frozen_of_items`."""
         if self.sums is not None and before.sums is not None:
-            self.sums.take_from(before.sums, places)
+            self.sums.take_from(before.sums)
 
     # Serving.
 
