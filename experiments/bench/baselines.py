@@ -64,7 +64,7 @@ def ghost(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
     model, size = clipping.model, clipping.batch_size(batch)
     with tf.GradientTape(persistent=True) as tape:
         with recording(model, tape, clipping.before_read) as recorder:
-            losses = engine.checked_losses(clipping.loss(batch), size)
+            losses = engine.check_losses(clipping.loss(batch), size)
     refuse_unrecorded(model, recorder.calls)
     collected = engine.collect(recorder, tape, losses, Unread())  # type: ignore[arg-type]
     norms = engine.measure(collected).norms
@@ -79,7 +79,7 @@ def reweighted(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
     model, size = clipping.model, clipping.batch_size(batch)
     with tf.GradientTape(persistent=True) as tape:
         with recording(model, None, clipping.before_read):
-            losses = engine.checked_losses(clipping.loss(batch), size)
+            losses = engine.check_losses(clipping.loss(batch), size)
     gradients = _reweighted_pass(tape, model, losses, _finite_weights(norms, clipping.l2_norm_clip))
     return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, engine.ReadsByTable(collected))
 
@@ -110,7 +110,7 @@ def _formed(clipping: Clipping, batch: Any) -> tuple[engine.Factors, tf.Tensor]:
         example = map_examples(lambda t: t[index : index + 1], batch, shared)
         with tf.GradientTape() as tape:
             with recording(model, None, clipping.before_read) as recorder:
-                losses = engine.checked_losses(clipping.loss(example), tf.constant(1))
+                losses = engine.check_losses(clipping.loss(example), tf.constant(1))
         refuse_unrecorded(model, recorder.calls)
         found = tape.gradient(losses, [rules.resource(v) for v in variables], unconnected_gradients="zero")
         tables = recorder.tables()
@@ -189,4 +189,4 @@ def clipped_sum_by(
             return sum_of(clipping, hidden, None)
         return in_parts(clipping, hidden, microbatch_size, sum_of)
 
-    return engine.traced(run, tensors(batch), shared_inputs(model))
+    return engine.run_as_graph(run, tensors(batch), shared_inputs(model))

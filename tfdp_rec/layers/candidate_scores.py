@@ -26,7 +26,7 @@ from tfdp_rec.core.ground.keras_internals import guarded_resource
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import held_rows
 from tfdp_rec.core.sensitivity import factors, rules
-from tfdp_rec.core.sensitivity.rules import of_rows
+from tfdp_rec.core.sensitivity.rules import check_ids
 from tfdp_rec.layers.negatives import Negatives, Softmax, any_of, best, is_among, negatives_of, repeats_last
 
 Offsets: TypeAlias = tuple[tf.Tensor | None, tf.Tensor | None]
@@ -264,7 +264,7 @@ class CandidateScoresRule(rules.Rule):
         as_loss = given.pop("as_loss", False)
         given_query = call.args[0] if call.args else given["query"]
         query, positives, negatives, exclude, offsets, drawn = layer.operands(*call.args, **given)
-        positives, negatives = (of_rows(ids, layer, layer.embeddings) for ids in (positives, negatives))
+        positives, negatives = (check_ids(ids, layer, layer.embeddings) for ids in (positives, negatives))
         # `factors` needs rows, not ids; a second lookup or draw would not be the one that the logits are made of.
         call.args, call.kwargs = (query, positives, negatives), {"drawn": drawn}
         hooks.before_read(layer.embeddings, _one_after_the_other(positives, negatives))

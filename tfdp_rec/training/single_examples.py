@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from tfdp_rec.core.ground.keras_internals import random_states
 from tfdp_rec.core.sensitivity.batches import batch_size, hide_batch_axis, map_examples, open_specs
-from tfdp_rec.core.sensitivity.engine import checked_losses, shared_inputs
+from tfdp_rec.core.sensitivity.engine import check_losses, shared_inputs
 from tfdp_rec.core.sensitivity.recorder import guard_of, recording
 from tfdp_rec.training.neighbour_check import still
 
@@ -114,7 +114,7 @@ class SingleExamples:
         size, graph = batch_size(batch, self._shared), tf.compat.v1.get_default_graph()
         with tf.GradientTape(watch_accessed_variables=False) as tape:
             with recording(self._model, tape, guard_of(self._model)) as recorder:
-                losses = checked_losses(self._loss(batch), size)
+                losses = check_losses(self._loss(batch), size)
         # The names are those of the last trace; every trace makes the same parts in the same order.
         parts: list[tf.Tensor] = [losses]
         watched = [t for call in recorder.calls for t in call.watched]

@@ -138,7 +138,7 @@ class StepReading:
         """Each example's share of the gradient of one of the model's own variables, read outside all layers."""
         if not isinstance(gradient, tf.Tensor):
             raise NotPrivate(f"Rows of '{variable.path}' are read outside a layer; make it a keras.layers.Embedding.")
-        return GradientShares(self._seen, f"the gradient of '{variable.path}'").of_tensor(gradient)
+        return GradientShares(self._seen, f"the gradient of '{variable.path}'").find(gradient)
 
     def _read_call(self, call: Call, gradients: list[tf.Tensor], size: tf.Tensor) -> CallRead:
         name = f"layer '{call.layer.name}'"
@@ -187,7 +187,7 @@ class StepReading:
             raise NotPrivate(f"Layer '{call.layer.name}' {NO_BATCH}.")
         (watched,), (gradient,) = call.watched, gradients
         name = f"the gradient of layer '{call.layer.name}'"
-        shares = tf.ensure_shape(GradientShares(self._seen, name).of_tensor(gradient), [None, *watched.shape])
+        shares = tf.ensure_shape(GradientShares(self._seen, name).find(gradient), [None, *watched.shape])
         given = tf.convert_to_tensor(call.input)
         copies = tf.broadcast_to(given, tf.concat([size[None], tf.shape(given)], axis=0))
         return CallRead(dataclasses.replace(call, args=(copies,), kwargs={}, watched=[shares]), [shares], False)
