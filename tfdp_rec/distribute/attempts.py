@@ -47,7 +47,7 @@ class Attempts:
         """Where the ledger stands, for a checkpoint to keep."""
         return self._payments.ledger.mark if self._payments else None
 
-    def paid(self) -> Entries:
+    def paid_entries(self) -> Entries:
         """What was paid for, each stretch at its own price."""
         return self._payments.entries() if self._payments else Entries()
 
@@ -114,7 +114,7 @@ class Attempts:
             self._payments.ledger.close()
 
 
-def opened(
+def open_attempts(
     directory: str | None, sampling: PoissonSampling, data_changed: bool, ledger: Ledger | None = None, earlier: int = 0
 ) -> Attempts:
     """The attempts of a training; without a directory they are counted in memory. A given ledger is its owner's."""

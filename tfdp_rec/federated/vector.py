@@ -60,10 +60,10 @@ class ClippedVector(abc.ABC):
     @property
     def event(self) -> DpEvent:
         """What one release costs."""
-        return NonPrivateDpEvent() if self.noiseless else self._noised()
+        return NonPrivateDpEvent() if self.noiseless else self._event_of_noise()
 
     @abc.abstractmethod
-    def _noised(self) -> DpEvent: ...
+    def _event_of_noise(self) -> DpEvent: ...
 
     @property
     def grid(self) -> float:
@@ -130,7 +130,7 @@ class VectorMechanism(ClippedVector):
             return 0.0
         return 2.0 * self.l2_norm_clip * unit_sigma(self.epsilon, self.delta)
 
-    def _noised(self) -> DpEvent:
+    def _event_of_noise(self) -> DpEvent:
         return GaussianDpEvent(self.scale / (2.0 * self.l2_norm_clip))
 
     def _steps(self, count: int, shape: tuple[int, ...], source: words.WordSource) -> NDArray[np.float64]:
@@ -164,7 +164,7 @@ class PureVectorMechanism(ClippedVector):
         """Scale of the Laplace noise on every coordinate."""
         return 2.0 * self.l1_norm_clip / self.epsilon
 
-    def _noised(self) -> DpEvent:
+    def _event_of_noise(self) -> DpEvent:
         return PureDpEvent(self.epsilon)
 
     def _steps(self, count: int, shape: tuple[int, ...], source: words.WordSource) -> NDArray[np.float64]:

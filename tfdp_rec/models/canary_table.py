@@ -58,7 +58,7 @@ class AuditPlan:
         if self.num_guesses > self.num_canaries:
             raise ValueError(f"num_guesses must be at most {self.num_canaries}, got {self.num_guesses}.")
 
-    def claimed_epsilon(self, event: DpEvent) -> float:
+    def epsilon_claim(self, event: DpEvent) -> float:
         """ε that the mechanism's event promises for a canary in all steps; infinite without a guarantee."""
         return epsilon_of(SelfComposedDpEvent(event, self.steps), self.delta)
 
@@ -78,7 +78,7 @@ class CanaryTable(SavedByArguments, PrivateTraining, keras.Model):
         """−G ⟨row, u⟩ for each canary in the batch."""
         return -self.gradient_norm * self.width**-0.5 * tf.reduce_sum(self.rows(data), axis=-1)
 
-    def moved(self) -> np.ndarray:
+    def distances(self) -> np.ndarray:
         """Distance that each row has moved along u, in the weights as released."""
         (table,) = self.get_weights()
         return np.sum(table.astype(np.float64), axis=1) * self.width**-0.5
@@ -96,14 +96,14 @@ def audit_runs(
     plan = plan or AuditPlan()
     model = CanaryTable(plan.num_canaries, plan.width, gradient_norm=_GAIN * optimizer.l2_norm_clip)
     model.compile(optimizer=optimizer)
-    before = model.moved()
+    before = model.distances()
     run = 0
     while True:
         coins = flip_coins(plan.num_canaries, None if seed is None else seed + run)
         batch = np.asarray(batch_of(np.flatnonzero(coins)), np.int64)
         data = tf.data.Dataset.from_tensors(batch).map(_any_length).repeat(plan.steps)
         model.fit(data, epochs=1, verbose=0)
-        after = model.moved()
+        after = model.distances()
         yield one_run_audit(
             after - before,
             coins,

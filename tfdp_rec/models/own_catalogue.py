@@ -19,7 +19,7 @@ from tfdp_rec.datasets.log import PADDING
 Model = TypeVar("Model", bound="OwnCatalogue")
 
 
-def loaded_model(path: Path, **options: Any) -> Any:
+def load_model(path: Path, **options: Any) -> Any:
     """The `TwoTower` or `SASRec` in a .keras file; `options` of Keras' `load_model`."""
     from tfdp_rec.models import SASRec, TwoTower
 
@@ -63,7 +63,7 @@ class OwnCatalogue:
             >>> model.grow([593]).vocabulary.tolist()
             [318, 296, 593]
         """
-        if prior is not None and self.frozen_of_items():
+        if prior is not None and self.constants_of_items():
             raise ValueError("A model upon sums takes no prior: new items have the least popularity of the others.")
         joining = np.atleast_1d(new_ids)
         known = np.intersect1d(self.vocabulary, joining).tolist()
@@ -86,17 +86,17 @@ class OwnCatalogue:
             other.trainable = mine.trainable
         rows = [PADDING, *range(1, len(self.vocabulary) + 1)]
         tables = dict.fromkeys((table.embeddings.path for table in self.item_tables()), rows)
-        made.take_frozen_of_items(self)
-        replaced = [variable.path for variable in self.frozen_of_items()]
+        made.take_constants(self)
+        replaced = [variable.path for variable in self.constants_of_items()]
         return self.grow_into(made, kept=tables, replaced=replaced)  # type: ignore[attr-defined]
 
     def _other_arguments(self) -> dict[str, Any]:
         """Further arguments of the constructor."""
         return {}
 
-    def frozen_of_items(self) -> list[keras.Variable]:
+    def constants_of_items(self) -> list[keras.Variable]:
         """Weights beside the tables that depend on the items, and are not trained."""
         return []
 
-    def take_frozen_of_items(self: Model, before: Model) -> None:
+    def take_constants(self: Model, before: Model) -> None:
         """Takes the values of these from a model of the first of its items."""

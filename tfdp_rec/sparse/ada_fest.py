@@ -63,7 +63,7 @@ class AdaFEST(SelectingOptimizer):
 
     # C1, the bound on the norm of what an example adds to the counts; s1, their noise in units of C1; τ.
     contribution_clip = Setting()
-    contribution_noise_multiplier = Setting(checks.not_negative)
+    contribution_noise_multiplier = Setting(checks.check_not_negative)
     threshold = Setting()
 
     @overload
@@ -133,7 +133,7 @@ class AdaFEST(SelectingOptimizer):
 
     def choose(self, clipped: ClippedSum) -> dict[str, tf.Tensor]:
         clip = tf.constant(self.contribution_clip, tf.float64)
-        votes = draws.contribution_counts(*self.touched(clipped), self.space.size, clip)
+        votes = draws.contribution_counts(*self.find_touches(clipped), self.space.size, clip)
         stddev = clip * tf.constant(self.contribution_noise_multiplier, tf.float64)
         threshold, parts = tf.constant(self.threshold, tf.float64), None
         if self.per_value and self.tables:

@@ -135,7 +135,7 @@ def eana_rdp_instance(
         >>> popular < rare
         True
     """
-    counts, norms = _checked_rows(row_counts, row_norms)
+    counts, norms = _check_rows(row_counts, row_norms)
     _check_order(order, int(counts.min()))
     _check_scales(width, float(norms.max()), noise_stddev)
     return float(np.sum(_divergence(order, counts.astype(np.float64), norms, noise_stddev, width)))
@@ -184,7 +184,7 @@ def eana_instance_epsilon(
         True
     """
     _check_delta(delta)
-    counts, _ = _checked_rows(row_counts, row_norms)
+    counts, _ = _check_rows(row_counts, row_norms)
     _check_order(2, int(counts.min()))
     orders = orders_up_to(int(counts.min()))
     rows: dict[str, Any] = {"row_counts": row_counts, "row_norms": row_norms, "width": width}
@@ -236,7 +236,7 @@ def _check_delta(delta: float) -> None:
         raise ValueError(f"delta must lie strictly between 0 and 1, got {delta}.")
 
 
-def _checked_rows(row_counts: ArrayLike, row_norms: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def _check_rows(row_counts: ArrayLike, row_norms: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     counts, norms = np.asarray(row_counts), np.asarray(row_norms, dtype=np.float64)
     if counts.ndim != 1 or counts.shape != norms.shape or counts.size == 0:
         raise ValueError(

@@ -93,7 +93,7 @@ class ExponentialSelectionSGD(SelectingOptimizer):
 
     def choose(self, clipped: ClippedSum) -> dict[str, tf.Tensor]:
         unclipped = float("inf")  # a draw's cost depends on the largest change of one count, which is 1
-        votes = draws.contribution_counts(*self.touched(clipped), self.space.size, unclipped)
+        votes = draws.contribution_counts(*self.find_touches(clipped), self.space.size, unclipped)
         epsilon = tf.constant(self.selection_epsilon, tf.float64)
         return self.space.rows(draws.top_survivors(votes, self.num_survivors, epsilon, self.bits))
 

@@ -80,7 +80,7 @@ class BufferedToeplitz:
     decays: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scales", tuple(map(_rounded_down, self.scales)))
+        object.__setattr__(self, "scales", tuple(map(_round_down, self.scales)))
         object.__setattr__(self, "decays", tuple(float(np.float32(decay)) for decay in self.decays))
         if len(self.scales) != len(self.decays) or len(self.scales) > _MOST_BUFFERS:
             raise ValueError(
@@ -148,7 +148,7 @@ class BufferedToeplitz:
         return np.sqrt(np.array(found))
 
 
-def _rounded_down(value: float) -> float:
+def _round_down(value: float) -> float:
     nearest = np.float32(value)  # numpy 2 would compare it in float32
     return float(nearest if float(nearest) <= value else np.nextafter(nearest, np.float32(0)))
 

@@ -48,7 +48,7 @@ def _rows_scores(rows: Rows, scores: Scores) -> tf.Tensor:
     d, q = (add_position_axis(tensor) for tensor in scores.tensors)
     found, place = (tf.reshape(v, tf.shape(rows.ids)) for v in _find(tf.reshape(rows.ids, [-1]), candidates))
     own = tf.gather(_ensure_a_column(d), tf.gather(tf.pad(columns, [[0, 1]]), place), axis=2, batch_dims=1)
-    along = tf.matmul(q, rows.summed, transpose_b=True)
+    along = tf.matmul(q, rows.sums, transpose_b=True)
     pairs = tf.where(found[:, None, :], own * along, tf.zeros_like(along))
     return tf.reduce_sum(tf.reduce_sum(pairs, axis=2), axis=1)
 
@@ -73,7 +73,7 @@ def _ensure_a_column(d: tf.Tensor) -> tf.Tensor:
 def _rows_outer(rows: Rows, outer: Outer) -> tf.Tensor:
     """⟨Σ_t e(id_t) g_tᵀ, Σ_s x_s h_sᵀ⟩ = Σ_{t,s} x_s[id_t] (g_t · h_s): a table that also gives the logits."""
     picked = tf.gather(add_position_axis(outer.x), rows.ids, axis=2, batch_dims=1)
-    pairs = picked * tf.matmul(add_position_axis(outer.g), rows.summed, transpose_b=True)
+    pairs = picked * tf.matmul(add_position_axis(outer.g), rows.sums, transpose_b=True)
     return tf.reduce_sum(tf.reduce_sum(pairs, axis=2), axis=1)
 
 

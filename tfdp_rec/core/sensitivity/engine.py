@@ -30,7 +30,7 @@ from tfdp_rec.core.sensitivity.own_rows import own_rows
 from tfdp_rec.core.sensitivity.recorder import (
     BeforeRead,
     Recording,
-    recording,
+    record_calls,
     refuse_unrecorded,
     secret_seeds,
     settle_nothing,
@@ -270,35 +270,28 @@ class Clipping:
         if tf.executing_eagerly():
             raise RuntimeError("A clipped sum needs a graph, which is read for mixed examples: use traced(...).")
         shared = shared_inputs(self.model)
-        rows = self._rows(tf.nest.map_structure(_here, batch), share)
-        batch, counted = given = hide_batch_axis((rows.batch, rows.counted), shared)
-        return self._sum(rows._replace(batch=batch, counted=counted), share, StepReading(self.model, given, shared))
+        batch, counted = given = hide_batch_axis(self._rows(tf.nest.map_structure(_here, batch), share), shared)
+        return self._sum(batch, counted, share, StepReading(self.model, given, shared))
 
-    def _rows(self, batch: Any, share: Share | None) -> _Computed:
+    def _rows(self, batch: Any, share: Share | None) -> tuple[Any, tf.Tensor]:
+        """A batch of whole vectors of rows, and whether each of them counts, `[rows]`."""
         shared = shared_inputs(self.model)
         # Microbatches of one example have one shape already.
         alone = share is not None and share.each == 1
         repeated = align(batch, shared, 1 if alone else ALIGNED)
         size = self.batch_size(batch)
         present = tf.fill([size], True) if self.present is None else _here(self.present)
-        return _Computed(repeated, tf.pad(present, [[0, self.batch_size(repeated) - size]]))
+        return repeated, tf.pad(present, [[0, self.batch_size(repeated) - size]])
 
-    def _sum(self, rows: _Computed, share: Share | None, reading: StepReading) -> ClippedSum:
+    def _sum(self, batch: Any, counted: tf.Tensor, share: Share | None, reading: StepReading) -> ClippedSum:
         refuse_other_arithmetic()
-        size = self.batch_size(rows.batch)
+        size = self.batch_size(batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            with recording(self.model, tape, self.before_read) as recorder:
-                losses = check_losses(self.loss(rows.batch), size)
+            with record_calls(self.model, tape, self.before_read) as recorder:
+                losses = check_losses(self.loss(batch), size)
         refuse_unrecorded(self.model, recorder.calls, recorder.direct)
-        collected = collect(recorder, tape, losses, reading, rows.counted)
-        return clip(collected, losses, self.l2_norm_clip, share, rows.counted, self.rule)
-
-
-class _Computed(NamedTuple):
-    """A batch of whole vectors of rows, and whether each of them counts, `[rows]`."""
-
-    batch: Any
-    counted: tf.Tensor
+        collected = collect(recorder, tape, losses, reading, counted)
+        return clip(collected, losses, self.l2_norm_clip, share, counted, self.rule)
 
 
 def clip(
@@ -366,11 +359,9 @@ class Graph:
         if not tf.executing_eagerly():
             return self._run(*given)
         graph = self._traced.get_concrete_function(*(open_specs(one, self._shared) for one in given))
-        gradients, norms, sensitivity, losses, reads, beside = graph(*given)
-        reads = {path: Reads(*parts) for path, parts in reads.items()}
-        return ClippedSum(gradients, norms, sensitivity, losses, reads), beside
+        *parts, beside = graph(*given)
+        return ClippedSum(*parts), beside
 
     def _parts(self, *given: Any) -> tuple[Any, ...]:
         found, beside = self._run(*given)
-        reads = {path: (r.example, r.ids, r.shared) for path, r in found.reads.items()}
-        return dict(found.gradients), found.norms, found.sensitivity, found.losses, reads, beside
+        return dict(found.gradients), found.norms, found.sensitivity, found.losses, dict(found.reads), beside

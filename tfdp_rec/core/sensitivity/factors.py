@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -90,14 +91,17 @@ def total(lengths: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(lengths, axis=1) * _error_factor(count_along(lengths.shape[1], lengths, 1), lengths.dtype)
 
 
+def join_axes(tensor: tf.Tensor, start: int, end: int) -> tf.Tensor:
+    """`tensor` with its axes from `start` up to `end` as one, or a new one if they are none. Lengths may be 0."""
+    lengths = [tf.shape(tensor)[axis] if length is None else length for axis, length in enumerate(tensor.shape)]
+    return tf.reshape(tensor, [*lengths[:start], math.prod(lengths[start:end]), *lengths[end:]])
+
+
 def _flat(tensor: tf.Tensor) -> tf.Tensor:
     """`[batch, values]`."""
     # TensorFlow is fastest in this shape, and finds equal work on one tensor: a layer's output gradient is part of the
     # factors of its kernel and of its bias.
-    if tensor.shape.rank == 2:
-        return tensor
-    values = tf.TensorShape(tensor.shape[1:]).num_elements()
-    return tf.reshape(tensor, [tf.shape(tensor)[0], tf.reduce_prod(tf.shape(tensor)[1:]) if values is None else values])
+    return tensor if tensor.shape.rank == 2 else join_axes(tensor, 1, tensor.shape.rank)
 
 
 def _weigh(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
@@ -138,12 +142,6 @@ def _sum_at_first_places(ids: tf.Tensor, g: tf.Tensor, rows: tf.Tensor) -> tf.Te
         return tf.reshape(tf.tensor_scatter_nd_update(flat, at, new), tf.shape(g))
 
     return tf.cond(tf.reduce_any(repeated), sum_repeats, lambda: g)
-
-
-def _one_long_axis(tensor: tf.Tensor) -> tf.Tensor:
-    """`[batch, T, n]` as `[batch·T, n]`, also where n is 0."""
-    batch, positions, values = tf.unstack(tf.shape(tensor))
-    return tf.ensure_shape(tf.reshape(tensor, [batch * positions, values]), [None, tensor.shape[2]])
 
 
 def add_position_axis(tensor: tf.Tensor) -> tf.Tensor:
@@ -299,12 +297,16 @@ class Outer(Factor):
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor:
         x, g = _silence(weights, self.x), _weigh(weights, self.g)
-        flat_x, flat_g = (v if v.shape.rank == 2 else _one_long_axis(v) for v in (x, g))
+        flat_x, flat_g = (v if v.shape.rank == 2 else join_axes(v, 0, 2) for v in (x, g))
         added = float_sums.products(flat_x, flat_g, depth.whole if self.whole else depth.parts)
         return self.assemble(tf.ensure_shape(added, [self.x.shape[-1], self.g.shape[-1]])[None])[0]
 
+    def rebuild(self, x: tf.Tensor, g: tf.Tensor) -> Outer:
+        """The same factor of other numbers."""
+        return Outer(x, g, self.assemble)
+
     def in_float64(self) -> Outer:
-        return Outer(tf.cast(self.x, tf.float64), tf.cast(self.g, tf.float64), self.assemble)
+        return self.rebuild(tf.cast(self.x, tf.float64), tf.cast(self.g, tf.float64))
 
     def dense(self) -> PerExample:
         return PerExample(self.assemble(self._form()))
@@ -334,7 +336,7 @@ class Rows(Factor):
         return (self.g,)
 
     @functools.cached_property
-    def summed(self) -> tf.Tensor:
+    def sums(self) -> tf.Tensor:
         """`g` summed over repeated ids of one example, at the place of the first; zero at the others."""
         # Memory grows with the length of a bag; comparing all pairs of ids would take its square.
         if self.ids.shape[1] == 1:
@@ -343,16 +345,16 @@ class Rows(Factor):
         return tf.ensure_shape(found, self.g.shape)
 
     def norm(self) -> tf.Tensor:
-        return length_of_all(self.summed) if self.ids.shape[1] != 1 else length(self.g[:, 0])
+        return length_of_all(self.sums) if self.ids.shape[1] != 1 else length(self.g[:, 0])
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
         places = tf.cast(tf.reshape(tf.ones_like(self.ids, weights.dtype) * weights[:, None], [-1]), self.g.dtype)
-        values = tf.reshape(_silence(weights, self.summed), [-1, self.g.shape[2]])
+        values = tf.reshape(_silence(weights, self.sums), [-1, self.g.shape[2]])
         ids, added = float_sums.rows(tf.reshape(self.ids, [-1]), values, places, depth.whole)
         return tf.IndexedSlices(added, ids, tf.constant(self.shape, tf.int64))
 
     def in_float64(self) -> Rows:
-        return Rows(self.ids, tf.cast(self.summed, tf.float64), self.shape)
+        return Rows(self.ids, tf.cast(self.sums, tf.float64), self.shape)
 
     def reads(self) -> Reads:
         # What a model reads and makes nothing of, such as padding, has a gradient of zero.
@@ -360,9 +362,11 @@ class Rows(Factor):
         return Reads(at[:, 0], tf.gather_nd(self.ids, at), tf.zeros([0], tf.int64))
 
 
-class Scores(Factor):
+class Scores(Outer):
     """Gradients of shared candidates' rows `ids` `[S]`: Σ_t d_t q_tᵀ for the gradients `d` `[batch, T, S]` of logits
     and the queries `q` `[batch, T, width]`, both without T where an example has one query.
+
+    Of an id that stands several times the first column of `x` has the sum of d, and the others nothing.
 
     Args:
         shape: Shape of the table.
@@ -372,14 +376,9 @@ class Scores(Factor):
 
     def __init__(self, ids: tf.Tensor, d: tf.Tensor, q: tf.Tensor, shape: Sequence[int]):
         self.ids, self.shape = tf.cast(ids, tf.int64), tuple(shape)
-        # Of an id that stands several times the first column has the sum, and the others nothing.
-        columns = wide(d) if d.shape.rank == 2 else _one_long_axis(wide(d))
+        columns = wide(d) if d.shape.rank == 2 else join_axes(wide(d), 0, 2)
         summed = _sum_at_first_columns(self.ids, columns)
-        self.outer = Outer(tf.ensure_shape(tf.reshape(summed, tf.shape(d)), d.shape), q, lambda formed: formed)
-
-    @property
-    def tensors(self) -> tuple[tf.Tensor, ...]:
-        return self.outer.tensors
+        super().__init__(tf.ensure_shape(tf.reshape(summed, tf.shape(d)), d.shape), q, lambda formed: formed)
 
     @functools.cached_property
     def distinct(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -391,29 +390,17 @@ class Scores(Factor):
     def merge(cls, factors: Sequence[Scores]) -> Scores:  # type: ignore[override]
         raise NotImplementedError("Scores are not merged: each has candidates of its own.")
 
-    @property
-    def whole(self) -> bool:
-        return self.outer.whole
-
-    @property
-    def terms(self) -> tf.Tensor | int:
-        return self.outer.terms
-
-    def reach(self) -> tf.Tensor:
-        return self.outer.reach()
-
-    def norm(self) -> tf.Tensor:
-        return self.outer.norm()
-
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
         ids, columns = self.distinct
-        rows = tf.gather(self.outer.weighted_sum(weights, depth), columns)
-        rows = tf.ensure_shape(rows, [None, self.outer.g.shape[-1]])
+        rows = tf.gather(super().weighted_sum(weights, depth), columns)
+        rows = tf.ensure_shape(rows, [None, self.g.shape[-1]])
         return tf.IndexedSlices(rows, ids, tf.constant(self.shape, tf.int64))
 
-    def in_float64(self) -> Scores:
-        d, q = (tf.cast(tensor, tf.float64) for tensor in self.tensors)
-        return Scores(self.ids, d, q, self.shape)
+    def rebuild(self, x: tf.Tensor, g: tf.Tensor) -> Scores:
+        return Scores(self.ids, x, g, self.shape)
+
+    def dense(self) -> PerExample:
+        return Factor.dense(self)  # which refuses: it would have the table's shape
 
     def reads(self) -> Reads:
         return Reads(tf.zeros([0], tf.int64), tf.zeros([0], tf.int64), self.ids)
@@ -451,15 +438,10 @@ def fold(factor: Factor, batch_size: tf.Tensor, name: str) -> Factor:
         return PerExample(tf.reduce_sum(_split_by_example(factor.values, batch_size), axis=1))
     if isinstance(factor, Rows):
         ids, g = (_split_by_example(t, batch_size) for t in (factor.ids, factor.g))
-        return Rows(_one_run(ids), _one_run(g), factor.shape)
+        return Rows(join_axes(ids, 1, 3), join_axes(g, 1, 3), factor.shape)
     if isinstance(factor, Outer):
         x, g = (_split_by_example(t, batch_size) for t in (factor.x, factor.g))
-        x, g = (t if t.shape.rank == 3 else _one_run(t) for t in (x, g))
-        return Outer(x, g, factor.assemble)
-    if isinstance(factor, Scores):
-        d, q = (_split_by_example(t, batch_size) for t in factor.tensors)
-        d, q = (t if t.shape.rank == 3 else _one_run(t) for t in (d, q))
-        return Scores(factor.ids, d, q, factor.shape)
+        return factor.rebuild(*(t if t.shape.rank == 3 else join_axes(t, 1, 3) for t in (x, g)))
     raise NotPrivate(
         f"Layer '{name}' is called on several rows an example in one long axis, whose gradients its clipping rule "
         "does not add up by example; call it on [batch, T, ...] instead."
@@ -472,10 +454,3 @@ def _split_by_example(tensor: tf.Tensor, batch_size: tf.Tensor) -> tf.Tensor:
     each = shape[0] // tf.maximum(batch_size, 1)
     split = tf.reshape(tensor, tf.concat([[batch_size, each], shape[1:]], axis=0))
     return tf.ensure_shape(split, [None, None, *tensor.shape[1:]])
-
-
-def _one_run(tensor: tf.Tensor) -> tf.Tensor:
-    """`[B, k, T, ...]` as `[B, k·T, ...]`."""
-    shape = tf.shape(tensor)
-    run = tf.reshape(tensor, tf.concat([[shape[0], shape[1] * shape[2]], shape[3:]], axis=0))
-    return tf.ensure_shape(run, [None, None, *tensor.shape[3:]])

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdp_rec.core.sensitivity import float_sums
 from tfdp_rec.core.sensitivity.batches import hide_batch_axis, map_examples, tensors
-from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping, Reads, Share, run_as_graph, shared_inputs
+from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping, Share, run_as_graph, shared_inputs
 from tfdp_rec.core.sensitivity.recorder import guard_of
 from tfdp_rec.core.sensitivity.weights import Auto, clip_and_rule
 
@@ -130,8 +130,7 @@ def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf
     gradients = map_all(lambda total, g: tf.cast(total, g.dtype), totals, dense)
     norms, losses, rows, reads = map_all(lambda array: array.concat(), lists)
     gradients |= {path: _join_rows(*several) for path, several in rows.items()}
-    read = {path: Reads(*several) for path, several in reads.items()}
-    return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, read)
+    return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, reads)
 
 
 def _apart(clipped: ClippedSum) -> tuple[dict[str, tf.Tensor], tuple[Any, ...]]:
@@ -140,8 +139,7 @@ def _apart(clipped: ClippedSum) -> tuple[dict[str, tf.Tensor], tuple[Any, ...]]:
     rows = {path: g for path, g in found.items() if isinstance(g, tf.IndexedSlices)}
     dense = {path: g for path, g in found.items() if path not in rows}
     slices = {path: (g.values, tf.cast(g.indices, tf.int64)) for path, g in rows.items()}
-    reads = {path: (r.example, r.ids, r.shared) for path, r in clipped.reads.items()}
-    return dense, (clipped.norms, clipped.losses, slices, reads)
+    return dense, (clipped.norms, clipped.losses, slices, clipped.reads)
 
 
 def _list_of(tensor: tf.Tensor) -> tf.TensorArray:

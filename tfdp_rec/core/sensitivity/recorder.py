@@ -1,9 +1,9 @@
 """Runs a model's layers under recording: the calls that were made, their inputs, and the tensors to differentiate.
 
-For the length of one `with recording(...)` every layer that owns trainable weights has `call` replaced on the instance
-(Keras looks it up there first). The replacement runs the layer by its rule and notes the call. Nothing else of the
-model changes, so any Keras model works: functional, subclassed, nested, with layers called several times. A layer
-without an exact rule is refused by name, since its gradient would escape the clip.
+For the length of one `with record_calls(...)` every layer that owns trainable weights has `call` replaced on the
+instance (Keras looks it up there first). The replacement runs the layer by its rule and notes the call. Nothing else
+of the model changes, so any Keras model works: functional, subclassed, nested, with layers called several times. A
+layer without an exact rule is refused by name, since its gradient would escape the clip.
 
 **Secret seeds.** A dropout mask depends on the place of an example in the batch, and removing one example moves those
 behind it. Under secret masks this changes no distribution (docs/privacy-independence.md); under masks that can be
@@ -200,7 +200,7 @@ class Recording:
 
 
 @contextlib.contextmanager
-def recording(
+def record_calls(
     model: keras.Model,
     tape: tf.GradientTape | None = None,
     before_read: BeforeRead = settle_nothing,

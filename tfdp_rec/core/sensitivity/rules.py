@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -227,12 +228,7 @@ def _computes_otherwise(layer: keras.layers.Layer, kind: type) -> bool:
 
 def _positions(tensor: tf.Tensor) -> tf.Tensor:
     """`[batch, ..., n]` as `[batch, T, n]`; without positions, as it is."""
-    if tensor.shape.rank in (2, 3):
-        return tensor
-    middle = 1
-    for size, dynamic in zip(tensor.shape[1:-1], tf.unstack(tf.shape(tensor))[1:-1]):
-        middle *= dynamic if size is None else size
-    return tf.reshape(tensor, [tf.shape(tensor)[0], middle, tensor.shape[-1]])
+    return tensor if tensor.shape.rank in (2, 3) else factors.join_axes(tensor, 1, tensor.shape.rank - 1)
 
 
 def _bias(gradient: tf.Tensor, shape: tuple[int, ...]) -> factors.PerExample:
@@ -316,12 +312,9 @@ class EinsumDenseRule(ActivatedRule):
         def flat(tensor: tf.Tensor, axes: str, last: list[str]) -> tf.Tensor:
             order = [axes.index(a) for a in [batch, *kept, *last]]
             moved = tensor if order == list(range(len(order))) else tf.transpose(tensor, order)
-            width = int(tf.TensorShape([sizes[a] for a in last]).num_elements())
-            middle = 1
-            for position in range(1, 1 + len(kept)):
-                static = moved.shape[position]
-                middle *= tf.shape(moved)[position] if static is None else static
-            return tf.reshape(moved, [tf.shape(moved)[0], middle, width])
+            wide = factors.join_axes(moved, 1 + len(kept), len(order))
+            wide = tf.ensure_shape(wide, [*wide.shape[:-1], math.prod(sizes[a] for a in last)])
+            return factors.join_axes(wide, 1, 1 + len(kept))
 
         def assemble(matrix: tf.Tensor) -> tf.Tensor:
             axes = [*contracted, *new]
@@ -401,25 +394,24 @@ def check_ids(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable) 
         return tf.where(known, ids, tf.constant(0, ids.dtype))
 
 
-def no_length(layer: keras.layers.Layer, given: Any) -> str:
-    """The reason why a layer's argument is no tensor of a fixed length, or "" if it is one."""
-    if not isinstance(given, (tf.RaggedTensor, tf.SparseTensor)):
-        return ""
-    return (
-        f"Layer '{layer.name}' is given a {type(given).__name__}, which has no axis with one row an example; give it "
-        "ids and weights of one fixed length, as tfdp_rec.data.padded(ids, length) makes them, weights 0 for padding."
-    )
+def refuse_other_lengths(layer: keras.layers.Layer, given: Any) -> None:
+    """Refuses a layer's argument that is no tensor of a fixed length."""
+    if isinstance(given, (tf.RaggedTensor, tf.SparseTensor)):
+        raise NotPrivate(
+            f"Layer '{layer.name}' is given a {type(given).__name__}, which has no axis with one row an example; give "
+            "it ids and weights of one fixed length, as tfdp_rec.data.padded(ids, length) makes them, weights 0 for "
+            "padding."
+        )
 
 
-def is_text(layer: keras.layers.Layer, ids: Any) -> str:
-    """The reason why a layer has no rows for ids that are text, or "" if they are numbers."""
+def refuse_text(layer: keras.layers.Layer, ids: Any) -> None:
+    """Refuses ids that are text, for which a layer has no rows."""
     # Keras casts them, which TensorFlow refuses when the step is run, of one of its own operations.
-    if tf.convert_to_tensor(ids).dtype != tf.string:
-        return ""
-    return (
-        f"Layer '{layer.name}' is given text, and looks up its rows by number: put a "
-        "keras.layers.StringLookup(vocabulary=...) before it, whose vocabulary is public, or give numbers."
-    )
+    if tf.convert_to_tensor(ids).dtype == tf.string:
+        raise NotPrivate(
+            f"Layer '{layer.name}' is given text, and looks up its rows by number: put a "
+            "keras.layers.StringLookup(vocabulary=...) before it, whose vocabulary is public, or give numbers."
+        )
 
 
 class EmbeddingRule(Rule):
@@ -429,8 +421,8 @@ class EmbeddingRule(Rule):
 
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         layer = call.layer
-        if why := no_length(layer, call.input) or is_text(layer, call.input):
-            raise NotPrivate(why)
+        refuse_other_lengths(layer, call.input)
+        refuse_text(layer, call.input)
         ids = check_ids(self._ids(call), layer, embeddings_of(layer))
         hooks.before_read(embeddings_of(layer), ids)
         rows = hooks.watch(tf.gather(held_rows(embeddings_of(layer)), ids))
@@ -468,8 +460,7 @@ class EmbedReduceRule(EmbeddingRule):
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         ids, weights = self._ids_and_weights(call)
         for tensor in (ids, weights):
-            if why := no_length(call.layer, tensor):
-                raise NotPrivate(why)
+            refuse_other_lengths(call.layer, tensor)
         if len(ids.shape) > 2:  # which axis is summed differs between what keras-rs says and what it does
             raise NotPrivate(
                 f"Layer '{call.layer.name}' makes bags of ids [batch] or [batch, T], got {ids.shape}: use a layer for "

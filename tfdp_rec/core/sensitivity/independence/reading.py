@@ -452,10 +452,16 @@ def _lengths_of_contents(handle: Any) -> Lengths | None:
 
 def _find_captured(tensor: Any) -> Any:
     """The constant or resource that a placeholder of nested graphs stands for, None if it is neither."""
+    found = outermost(tensor)
+    return found if found.dtype == tf.resource or isinstance(found, tf.__internal__.EagerTensor) else None
+
+
+def outermost(tensor: Any) -> Any:
+    """What a placeholder of nested graphs stands for; other tensors are themselves."""
     while not isinstance(tensor, tf.__internal__.EagerTensor):
         outside = {id(inner): outer for outer, inner in getattr(tensor.graph, "captures", ())}
         if id(tensor) not in outside:
-            return tensor if tensor.dtype == tf.resource else None
+            return tensor
         tensor = outside[id(tensor)]
     return tensor
 
