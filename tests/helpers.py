@@ -180,7 +180,7 @@ class Seeded(NoiseSource):
         self.generator = np.random.default_rng(seed)
 
     def draw(self, requests, step):
-        return [request.scaled(self.unit(request)) for request in requests]
+        return [request.answer(self.unit(request)) for request in requests]
 
     def unit(self, request):
         size = request.draws * request.width

@@ -48,7 +48,7 @@ def test_settings_that_are_none_are_refused_in_a_sentence(tmp_path, said):
         Interactions.read({"u": [1], "i": [2]}, user="u", item="i", folder=tmp_path / "log")
     (tmp_path / "bundle.json").write_text(said)
     with pytest.raises(ValueError, match="bundle|JSON|Expecting"):
-        client._about(tmp_path)
+        client._read_about(tmp_path)
 
 
 @pytest.mark.parametrize("config", [{"class_name": "Nobody", "module": "nowhere", "config": {}}, None, [], 5])

@@ -29,7 +29,7 @@ from tfdp_rec.core.sensitivity import engine, factors, rules
 from tfdp_rec.core.sensitivity.batches import hide_batch_axis, map_examples, tensors
 from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping, shared_inputs
 from tfdp_rec.core.sensitivity.microbatches import SumOf
-from tfdp_rec.core.sensitivity.recorder import recording, refuse_unrecorded
+from tfdp_rec.core.sensitivity.recorder import record_calls, refuse_unrecorded
 from tfdp_rec.core.sensitivity.step_reading import CallRead
 from tfdp_rec.training.batch import Batch
 from tfdp_rec.training.model import PrivateTraining
@@ -63,8 +63,8 @@ def ghost(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
     """Ghost norms, then a reweighted backward pass. An example that is not finite is not supported: it raises."""
     model, size = clipping.model, clipping.batch_size(batch)
     with tf.GradientTape(persistent=True) as tape:
-        with recording(model, tape, clipping.before_read) as recorder:
-            losses = engine.checked_losses(clipping.loss(batch), size)
+        with record_calls(model, tape, clipping.before_read) as recorder:
+            losses = engine.check_losses(clipping.loss(batch), size)
     refuse_unrecorded(model, recorder.calls)
     collected = engine.collect(recorder, tape, losses, Unread())  # type: ignore[arg-type]
     norms = engine.measure(collected).norms
@@ -78,8 +78,8 @@ def reweighted(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
     norms = engine.measure(collected).norms
     model, size = clipping.model, clipping.batch_size(batch)
     with tf.GradientTape(persistent=True) as tape:
-        with recording(model, None, clipping.before_read):
-            losses = engine.checked_losses(clipping.loss(batch), size)
+        with record_calls(model, None, clipping.before_read):
+            losses = engine.check_losses(clipping.loss(batch), size)
     gradients = _reweighted_pass(tape, model, losses, _finite_weights(norms, clipping.l2_norm_clip))
     return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, engine.ReadsByTable(collected))
 
@@ -109,8 +109,8 @@ def _formed(clipping: Clipping, batch: Any) -> tuple[engine.Factors, tf.Tensor]:
     def one(index: tf.Tensor) -> tuple[Any, ...]:
         example = map_examples(lambda t: t[index : index + 1], batch, shared)
         with tf.GradientTape() as tape:
-            with recording(model, None, clipping.before_read) as recorder:
-                losses = engine.checked_losses(clipping.loss(example), tf.constant(1))
+            with record_calls(model, None, clipping.before_read) as recorder:
+                losses = engine.check_losses(clipping.loss(example), tf.constant(1))
         refuse_unrecorded(model, recorder.calls)
         found = tape.gradient(losses, [rules.resource(v) for v in variables], unconnected_gradients="zero")
         tables = recorder.tables()
@@ -189,4 +189,4 @@ def clipped_sum_by(
             return sum_of(clipping, hidden, None)
         return in_parts(clipping, hidden, microbatch_size, sum_of)
 
-    return engine.traced(run, tensors(batch), shared_inputs(model))
+    return engine.run_as_graph(run, tensors(batch), shared_inputs(model))

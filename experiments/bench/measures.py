@@ -18,7 +18,7 @@ from experiments.bench.cases import Case
 from experiments.bench.contestants import Contestant
 from experiments.bench.workers import peak_megabytes
 from tfdp_rec.core.sensitivity import engine
-from tfdp_rec.core.sensitivity.recorder import recording
+from tfdp_rec.core.sensitivity.recorder import record_calls
 from tfdp_rec.noise import EntropyNoise, Request
 from tfdp_rec.optimizers import LazyDPSGD
 from tfdp_rec.training.batch import Batch
@@ -97,12 +97,12 @@ def _beginnings(model: Any, element: Any) -> dict[str, Callable[[], Any]]:
     step = model.private_step
 
     def forward() -> Any:
-        with model.release.in_step(), recording(model):
+        with model.release.in_step(), record_calls(model):
             return step.losses(Batch.from_data(element, model.shared_inputs))
 
     def collected() -> tuple[Any, Any]:
         with model.release.in_step(), tf.GradientTape(watch_accessed_variables=False) as tape:
-            with recording(model, tape) as recorder:
+            with record_calls(model, tape) as recorder:
                 losses = step.losses(Batch.from_data(element, model.shared_inputs))
         return engine.collect(recorder, tape, losses, Unread()), losses  # type: ignore[arg-type]
 
@@ -130,7 +130,7 @@ def _lazy_parts(optimizer: LazyDPSGD, element: LookAhead) -> dict[str, Callable[
     now, gradient = tf.constant(0, tf.int64), {p: tf.IndexedSlices(values[p], distinct[p]) for p in tables}
     return {
         "de-duplication": lambda: [tf.unique(element.upcoming[path])[0] for path in tables],
-        "reading marks": lambda: [optimizer.row_marks.since(path, ids) for path, ids in distinct.items()],
+        "reading marks": lambda: [optimizer.row_marks.read_marks(path, ids) for path, ids in distinct.items()],
         "sampling": lambda: optimizer.noise.draw(requests, now),
         "noise to rows": lambda: [
             t.write(distinct[p], (t.read(distinct[p])[0] - values[p],)) for p, t in tables.items()

@@ -121,7 +121,7 @@ TEETH = [case if case[0] == "DPSGD" else pytest.param(*case, marks=pytest.mark.s
 @pytest.mark.parametrize("kind, make", TEETH)
 def test_it_is_above_the_claim_when_the_repair_is_taken_out(kind, make, monkeypatch):
     """Norms of what cancelled, sums of what did not: the code as it was."""
-    repaired = factors.Rows.summed.func
+    repaired = factors.Rows.sums.func
 
     def norms(collected):
         ((path, (own,)),) = collected.items()
@@ -138,7 +138,7 @@ def test_it_is_above_the_claim_when_the_repair_is_taken_out(kind, make, monkeypa
         return tf.math.unsorted_segment_sum(g, tf.argmax(x, axis=1), tf.shape(x)[1])
 
     monkeypatch.setattr(engine, "measure", norms)
-    monkeypatch.setattr(factors.Rows, "summed", property(lambda self: self.g))
+    monkeypatch.setattr(factors.Rows, "sums", property(lambda self: self.g))
     monkeypatch.setattr(float_sums, "rows", rows)
     monkeypatch.setattr(float_sums, "products", products)
     values, event = values_after_a_step(kind, make)

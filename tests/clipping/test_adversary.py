@@ -23,7 +23,7 @@ from tfdp_rec.clipping import Outer, PerExample, Rows, Scores
 from tfdp_rec.core.sensitivity import cross_terms, engine, weights
 
 ROWS, WIDTH, CANDIDATES = 5, 3, 4
-RULES = [weights.clipped, weights.normalised]
+RULES = [weights.clip_weight, weights.normalise_weight]
 EVERY_RULE = pytest.mark.parametrize("rule", RULES, ids=lambda rule: rule.__name__)
 TRIES = int(os.environ.get("TFDP_REC_TRIES", "3000"))
 
@@ -92,7 +92,7 @@ def clipped_sum_of(kind, rule):
     return compute
 
 
-def removal(kind, arrays, out, rule=weights.clipped):
+def removal(kind, arrays, out, rule=weights.clip_weight):
     compute = clipped_sum_of(kind, rule)
     whole = np.concatenate(compute({k: tf.constant(v) for k, v in arrays.items()})).astype(np.float64)
     fewer = {k: tf.constant(np.delete(v, out, axis=0)) for k, v in arrays.items()}
@@ -192,7 +192,7 @@ def mutate(kind, arrays, out, rng):
     return arrays
 
 
-def climb(kind, seed, size, steps, rule=weights.clipped):
+def climb(kind, seed, size, steps, rule=weights.clip_weight):
     """The largest removal met on the way up from one batch."""
     rng = np.random.default_rng(seed)
     arrays, out = draw(kind, seed, size), int(rng.integers(size))

@@ -294,7 +294,8 @@ def test_few_examples_of_huge_parts_are_not_added_up_deeper_than_the_bound_holds
     """D additions lose D (1 + D u) u, not D u: at D = 10⁵ that is more than the slack."""
     u = float_sums.unit(tf.float32)
     for reach in (0.5, 1.0, 3.0, 100.0):
-        parts = float_sums.Depth.within(tf.constant(1 / 32), tf.constant(reach), tf.constant(1 << 16), tf.float32).parts
+        slack, examples = tf.constant(1 / 32), tf.constant(1 << 16)
+        parts = float_sums.Depth.from_slack(slack, tf.constant(reach), examples, tf.float32).parts
         depth = float(parts) + 3
         assert 0.9 / 32 <= 2 * u * depth * (1 + depth * u) * max(reach, 1.0) <= 1 / 32
 
@@ -431,8 +432,8 @@ def test_in_parts_too(part):
 
 def test_microbatches_share_the_slack(monkeypatch):
     """The errors of their sums add up in the whole sum."""
-    slacks, within, model = [], float_sums.Depth.within, dense()
-    monkeypatch.setattr(float_sums.Depth, "within", lambda slack, *rest: slacks.append(slack) or within(slack, *rest))
+    slacks, own, model = [], float_sums.Depth.from_slack, dense()
+    monkeypatch.setattr(float_sums.Depth, "from_slack", lambda slack, *rest: slacks.append(slack) or own(slack, *rest))
     rows = {"x": tf.ones([12, 1]), "target": tf.ones([12, 1])}
     model.per_example_loss(rows)
 

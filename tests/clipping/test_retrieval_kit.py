@@ -28,7 +28,7 @@ def test_draws_follow_their_law_and_the_correction_is_its(counts):
     drawn = tfdp_rec.Negatives(60_000, ROWS, released_counts=counts)
     numbers = drawn.draw().numpy()
     seen = np.bincount(numbers, minlength=ROWS)
-    expected = np.exp(drawn.log_expected(np.arange(ROWS)))
+    expected = np.exp(drawn.log_expectation(np.arange(ROWS)))
     np.testing.assert_allclose(expected.sum(), 60_000, rtol=1e-5)
     assert (np.abs(seen - expected) < 6 * np.sqrt(expected)).all()
     if counts is not None:

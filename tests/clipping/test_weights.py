@@ -22,7 +22,7 @@ BASICS = {"l2_norm_clip": "auto", "noise_multiplier": 0.0, "expected_batch_size"
 @pytest.mark.parametrize("dtype", [tf.float32, tf.float64])
 def test_no_weight_takes_a_gradient_past_the_clip(dtype):
     norms = tf.constant([0.0, 1e-38, 1e-9, 1e-3, 0.01, 0.5, 1.0, 7.0, 1e9, 3e38, np.inf, np.nan], dtype)
-    found = clip_weights(norms, tf.constant(BOUND, dtype), weights.normalised)
+    found = clip_weights(norms, tf.constant(BOUND, dtype), weights.normalise_weight)
     np.testing.assert_allclose(found[:-2], BOUND / (np.asarray(norms[:-2], np.float64) + 0.01), rtol=1e-6, atol=1e-37)
     np.testing.assert_array_equal(found[-2:], [0, 0])
     assert np.all(np.asarray(found[:-2], np.float64) * np.asarray(norms[:-2], np.float64) <= BOUND * (1 + 2**-22))
@@ -107,7 +107,7 @@ def test_make_private_takes_it(mechanism):
     settings = {"epsilon": 3.0, "batch_size": 50, "epochs": 1, "accountant": "rdp", "mechanism": mechanism}
     private = tfdp_rec.make_private(model, (ids, ids[:, None] / 20.0), l2_norm_clip="auto", **settings)
     optimizer, plan = private.model.optimizer, private.plan
-    assert optimizer.clip_rule is weights.normalised and optimizer.noise_multiplier == plan.noise_multiplier
+    assert optimizer.clip_rule is weights.normalise_weight and optimizer.noise_multiplier == plan.noise_multiplier
     assert 2.5 < private.fit(verbose=0).history["epsilon"][-1] <= 3.0
 
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from tfdp_rec.datasets.negative_shares import checked_counts, different, inclusion, shares
+from tfdp_rec.datasets.negative_shares import check_counts, different, inclusion, shares
 
 COUNTS = [400.0, 0.0, -3.0, 100.0, 0.0, 100.0, 30.0, 1.0]
 
@@ -48,4 +48,4 @@ def test_draws_are_different_and_follow_their_chances():
 @pytest.mark.parametrize("counts", [[1.0], [1.0, np.nan], [[1.0, 2.0]]])
 def test_counts_that_are_not_one_a_candidate_are_refused(counts):
     with pytest.raises(ValueError, match="released_counts must be 2 numbers"):
-        checked_counts(counts, 2)
+        check_counts(counts, 2)

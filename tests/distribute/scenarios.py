@@ -342,7 +342,7 @@ def budget(cluster):
 
 
 _loss, _land, _read = worker_step.finite_loss, ParameterServer._land, ParameterServer._read
-_GRADIENTS = [(Table, "step"), (LazyDPSGD, "_step_touched")]  # where a server adds a gradient: eager mechanisms, lazy
+_GRADIENTS = [(Table, "step"), (LazyDPSGD, "_step_rows")]  # where a server adds a gradient: eager mechanisms, lazy
 _STEPS = [getattr(kind, name) for kind, name in _GRADIENTS]
 
 

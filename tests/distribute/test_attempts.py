@@ -10,7 +10,7 @@ from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.ledger import BrokenLedger, Ledger, Snapshot, read
 from tfdp_rec.core.ground.files import hold
-from tfdp_rec.distribute.attempts import LEDGER, Attempts, opened
+from tfdp_rec.distribute.attempts import LEDGER, Attempts, open_attempts
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.privacy import PoissonSampling
 
@@ -19,7 +19,7 @@ SAMPLING = PoissonSampling(1000, 10, unit="user")
 
 
 def attempts_in(folder, sampling=SAMPLING, data_changed=False):
-    return opened(str(folder), sampling, data_changed)
+    return open_attempts(str(folder), sampling, data_changed)
 
 
 def on_disk(folder):
@@ -27,28 +27,28 @@ def on_disk(folder):
 
 
 def runs(attempts):
-    return [(entry.event, entry.steps) for entry in attempts.paid()]
+    return [(entry.event, entry.steps) for entry in attempts.paid_entries()]
 
 
 def test_no_more_are_made_than_were_reserved():
     attempts = Attempts()
     block = attempts.reserve(ONE, 3)
     assert [attempts.take(block) for _ in range(5)] == [True, True, True, False, False]
-    assert attempts.count == 3 and not len(attempts.paid())
+    assert attempts.count == 3 and not len(attempts.paid_entries())
 
 
 def test_earlier_steps_are_those_of_a_ledger(tmp_path):
     with pytest.raises(ValueError, match="earlier_steps are steps in ledger="):
-        opened(str(tmp_path), SAMPLING, False, earlier=3)
+        open_attempts(str(tmp_path), SAMPLING, False, earlier=3)
     with Ledger(tmp_path / "own.jsonl", "user", Snapshot(1000, "user"), SAMPLING.adjacency) as ledger:
-        attempts = opened(None, SAMPLING, False, ledger)
+        attempts = open_attempts(None, SAMPLING, False, ledger)
         attempts.reserve(ONE, 4)
-        assert opened(None, SAMPLING, False, ledger, earlier=3).count == 1
+        assert open_attempts(None, SAMPLING, False, ledger, earlier=3).count == 1
         for earlier in (-1, 1.5):
             with pytest.raises(ValueError, match="whole number of at least 0"):
-                opened(None, SAMPLING, False, ledger, earlier=earlier)
+                open_attempts(None, SAMPLING, False, ledger, earlier=earlier)
         with pytest.raises(ValueError, match="holds 4 steps, fewer than the 5"):
-            opened(None, SAMPLING, False, ledger, earlier=5)
+            open_attempts(None, SAMPLING, False, ledger, earlier=5)
 
 
 def test_a_block_is_paid_for_before_its_first_attempt(tmp_path):
@@ -108,7 +108,7 @@ def test_the_past_keeps_its_price_when_the_data_grow(tmp_path):
     with pytest.raises(BrokenLedger, match="data_changed=True"):
         attempts_in(tmp_path, large)
     grown = attempts_in(tmp_path, large, data_changed=True)
-    assert [entry.sampling for entry in grown.paid()] == [small.get_state()]
+    assert [entry.sampling for entry in grown.paid_entries()] == [small.get_state()]
     assert spent > 10 and read(tmp_path / LEDGER).epsilon(1e-6, "rdp") == pytest.approx(spent)
 
 
@@ -187,14 +187,14 @@ def test_a_peers_ledger_is_refused_behind_the_checkpoint_and_ahead_of_it(trained
     folder, checkpoints, _ = trained
     path = tmp_path_factory.mktemp("peer") / LEDGER
     with Ledger(path, SAMPLING.unit, Snapshot(SAMPLING.num_units, SAMPLING.unit), SAMPLING.adjacency) as peers:
-        block = (peer := opened(None, SAMPLING, False, peers)).reserve(ONE, steps)
+        block = (peer := open_attempts(None, SAMPLING, False, peers)).reserve(ONE, steps)
         assert all(peer.take(block) for _ in range(steps))
         peer.close()
-        again = opened(str(folder), SAMPLING, False, peers)
+        again = open_attempts(str(folder), SAMPLING, False, peers)
         with pytest.raises(BrokenLedger, match="Restore the (newest|right)"):
             again.refuse_forgetting(checkpoints)
     own = Ledger(folder / LEDGER, SAMPLING.unit, Snapshot(SAMPLING.num_units, SAMPLING.unit), SAMPLING.adjacency)
-    right = opened(str(folder), SAMPLING, False, own)
+    right = open_attempts(str(folder), SAMPLING, False, own)
     right.refuse_forgetting(checkpoints)
     assert right.count == checkpoints.restore() == 40 and runs(right) == [(ONE, 40)]
 

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from dp_accounting import GaussianDpEvent
 
-from tfdp_rec.distribute.attempts import Attempts, opened
+from tfdp_rec.distribute.attempts import Attempts, open_attempts
 from tfdp_rec.distribute.trainer import ParameterServerTrainer, _Progress
 from tfdp_rec.privacy import PoissonSampling
 
@@ -25,7 +25,7 @@ def trainer_of(attempts, attempt_all):
 @pytest.mark.parametrize("directory", [False, True])
 def test_after_ctrl_c_no_worker_takes_an_attempt_that_is_not_counted(tmp_path, directory):
     """The ledger had 600 steps, and the accountant 588: workers went on with what was scheduled."""
-    attempts, taken = opened(str(tmp_path), SAMPLING, False) if directory else Attempts(), []
+    attempts, taken = open_attempts(str(tmp_path), SAMPLING, False) if directory else Attempts(), []
 
     def interrupted(attempt, number):
         taken.extend(attempts.take(1) for _ in range(3))
@@ -39,7 +39,7 @@ def test_after_ctrl_c_no_worker_takes_an_attempt_that_is_not_counted(tmp_path, d
 
 
 def test_attempts_that_cannot_be_given_back_count_as_made(tmp_path, monkeypatch):
-    attempts = opened(str(tmp_path), SAMPLING, False)
+    attempts = open_attempts(str(tmp_path), SAMPLING, False)
 
     def interrupted(attempt, number):
         raise KeyboardInterrupt
@@ -79,7 +79,7 @@ def test_a_release_of_another_thread_waits_until_all_steps_are_counted(monkeypat
     monkeypatch.setattr("tfdp_rec.distribute.trainer.layers_within", lambda model: [])
     trainer = trainer_of(Attempts(), steps)
     trainer._between_rounds, trainer._count = Lock(), lambda made: order.append("counted")
-    history = SimpleNamespace(merge_saved=lambda found: order.append("history"))
+    history = SimpleNamespace(merge=lambda found: order.append("history"))
     local = SimpleNamespace(compile=lambda **options: None, loaded_history=lambda: history)
     trainer._model_fn, trainer._optimizer_fn, trainer._compile_options = lambda: local, lambda: None, {}
     trainer._optimizer = SimpleNamespace(privacy_history=SimpleNamespace(snapshot=dict))

@@ -28,7 +28,7 @@ def readers(tmp_path_factory):
 
 
 def test_the_total_is_that_of_the_ledgers_of_who_spent_most(tmp_path):
-    nodes = Nodes(ledgers=str(tmp_path), budget_delta=1e-6).of_run(FederatedSettings())
+    nodes = Nodes(ledgers=str(tmp_path), budget_delta=1e-6).complete_from(FederatedSettings())
     assert "no client has answered" in federate.spent(nodes)
     for client, rounds in enumerate((1, 3)):
         with Ledger(tmp_path / f"client-{client}.jsonl", UNIT, DATA, REPLACE) as ledger:
@@ -42,7 +42,7 @@ def test_the_total_is_that_of_the_ledgers_of_who_spent_most(tmp_path):
 def test_a_partition_stands_for_one_user_by_one_number(partition, readers, tmp_path):
     """-1 was the last user once more, behind a second budget."""
     settings = FederatedSettings(data=str(readers))
-    node = Nodes(ledgers=str(tmp_path)).of_run(settings).config(settings, partition)
+    node = Nodes(ledgers=str(tmp_path)).complete_from(settings).config(settings, partition)
     with pytest.raises(ValueError, match="two budgets|one number"):
         build.participant(settings, node)
 
@@ -55,7 +55,7 @@ def test_a_ledger_is_of_one_user_whatever_number_the_user_has_in_todays_data(rea
     behaviours.write_text(behaviours.read_text() + "\t".join([first[0], "A", *first[2:]]) + "\n")
     settings = FederatedSettings(data=str(readers), output=str(tmp_path / "out.npz"), dim=8)
     settings = dataclasses.replace(settings, epsilon=4.0, label_epsilon=4.0)
-    nodes = Nodes(budget_epsilon=20.0).of_run(settings)
+    nodes = Nodes(budget_epsilon=20.0).complete_from(settings)
     Path(nodes.ledgers).mkdir()
     for client in range(2):
         build.participant(settings, nodes.config(settings, client)).pay_round()
@@ -118,14 +118,14 @@ def test_a_missing_flower_is_named(readers, capsys, monkeypatch):
 def test_settings_check_themselves_wherever_they_come_from():
     with pytest.raises(ValueError, match="--encoder must be one of nrms, naml, plm"):
         FederatedSettings(encoder="bert")
-    assert FederatedSettings.of_run({"dim": 7, "of another app": 1}) == FederatedSettings(dim=7)
+    assert FederatedSettings.from_run({"dim": 7, "of another app": 1}) == FederatedSettings(dim=7)
 
 
 def test_a_written_app_holds_every_setting_and_its_initial_weights(readers, tmp_path):
     settings = FederatedSettings(data=str(readers), output=str(tmp_path / "out.npz"), secure=True, dim=8)
     federate.write_app(tmp_path / "app", settings)
     flower = tomllib.loads((tmp_path / "app" / "pyproject.toml").read_text())["tool"]["flwr"]["app"]
-    carried = FederatedSettings.of_run(flower["config"])
+    carried = FederatedSettings.from_run(flower["config"])
     assert carried == dataclasses.replace(settings, initial=carried.initial)
     assert not {"budget_epsilon", "ledgers", "methods"} & set(flower["config"]), "terms are each node's own"
     assert flower["components"] == {

@@ -37,7 +37,7 @@ def settings(tmp_path, **change):
 def node(tmp_path, chosen, partition=0, **terms):
     """One node's own configuration, as its owner writes it."""
     (tmp_path / "l").mkdir(exist_ok=True)
-    nodes = Nodes(**{"ledgers": str(tmp_path / "l"), **terms}).of_run(chosen)
+    nodes = Nodes(**{"ledgers": str(tmp_path / "l"), **terms}).complete_from(chosen)
     return nodes.config(chosen, partition)
 
 
@@ -234,7 +234,7 @@ def test_telemetry_is_off():
 @pytest.mark.parametrize("secure", (False, True))
 def test_flowers_simulation_equals_ours(tmp_path, secure):
     chosen = settings(tmp_path, clients=3, secure=secure)
-    nodes = Nodes().of_run(chosen)
+    nodes = Nodes().complete_from(chosen)
     federate.simulate(chosen, nodes)
     assert "epsilon = inf" in federate.spent(nodes) and "3 ledgers" in federate.spent(nodes)
     # SecAgg+ rounds weights to 2^22 steps of [-8, 8], and Adam divides by small numbers

@@ -137,7 +137,7 @@ def test_an_answer_is_a_function_of_its_window_alone():
         user_encoder, private_attention = encoder, attention
 
     concrete = serving._attention(Model, H, D)
-    lite = serving._converted(concrete)
+    lite = serving._convert(concrete)
     rng = np.random.default_rng(0)
     windows = rng.normal(size=(20, 1, H, D)).astype("float32")
     for run in (

@@ -142,7 +142,7 @@ def test_a_clients_gradient_is_clipped_and_noised_to_scale(world, kind, clip, ea
     raw = np.concatenate([g.ravel() for g in plain.gradients(draws)[0]])
     expected = raw * min(1.0, clip / np.linalg.norm(raw, ord=noise.order))
     sums = update._singly(draws.history, draws.samples, draws.counted)[0]
-    silent = np.concatenate([g.ravel() for g in local.noised_mean(kind(clip, math.inf), sums, 1)])
+    silent = np.concatenate([g.ravel() for g in local.average_with_noise(kind(clip, math.inf), sums, 1)])
     np.testing.assert_allclose(silent, expected, rtol=1e-3, atol=1e-6 + noise.grid)
 
 
@@ -171,7 +171,7 @@ def test_a_clipped_gradient_is_never_longer_than_the_clip_whatever_its_size(kind
         whole = (size * rng.normal(size=(1, count))).astype("float32")
         weights = keras.Variable(np.zeros(count, "float32"))
         losses = functools.partial(tf.linalg.matvec, b=weights.value)
-        sums, _ = local.clipped_sum(losses, (whole,), [weights], noise)
+        sums, _ = local.clip_and_sum(losses, (whole,), [weights], noise)
         norm = np.linalg.norm(np.asarray(sums[0], "float64"), ord=noise.order)
         expected = min(noise.clip, np.linalg.norm(np.asarray(whole[0], "float64"), ord=noise.order))
         rounded = noise.grid * count ** (1 / noise.order)
@@ -206,7 +206,8 @@ def test_what_is_released_is_on_a_grid_that_tells_nothing_of_the_data(kind, clip
         assert np.array_equal(steps, np.floor(steps))
         assert not np.signbit(steps[steps == 0]).any(), "a zero has no sign either"
         near.append(steps[np.abs(steps) < 2**18].astype(np.int64) % 8)
-        sent = local.noised_mean(mechanism, [mechanism.grid * np.trunc(x / mechanism.grid)], 1, words.seeded(5))[0]
+        whole = mechanism.grid * np.trunc(x / mechanism.grid)
+        sent = local.average_with_noise(mechanism, [whole], 1, words.seeded(5))[0]
         assert np.array_equal(sent / mechanism.grid, np.floor(sent / mechanism.grid)), "in float32, too"
     for low in near:  # every step is as likely as those beside it
         assert stats.chisquare(np.bincount(low, minlength=8)).pvalue > 1e-6
@@ -218,9 +219,9 @@ def test_gradients_are_on_the_grid_before_they_are_added_up(kind):
     noise, rng = kind(1.0, 5.0), np.random.default_rng(3)
     whole, weights = rng.normal(size=(7, 50)).astype("float32"), keras.Variable(np.zeros(50, "float32"))
     losses = functools.partial(tf.linalg.matvec, b=weights.value)
-    singly = [local.clipped_sum(losses, (whole[i : i + 1],), [weights], noise)[0][0] for i in range(7)]
+    singly = [local.clip_and_sum(losses, (whole[i : i + 1],), [weights], noise)[0][0] for i in range(7)]
     assert all(np.array_equal(np.trunc(g / noise.grid), g / noise.grid) for g in singly)
-    together = local.clipped_sum(losses, (whole,), [weights], noise)[0][0]
+    together = local.clip_and_sum(losses, (whole,), [weights], noise)[0][0]
     assert together.dtype == tf.float64 and np.array_equal(together, sum(singly))
 
 

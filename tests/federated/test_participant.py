@@ -160,13 +160,13 @@ def test_a_server_gets_no_method_noise_or_budget_that_the_node_did_not_allow(upd
 )
 def test_a_node_that_was_told_no_terms_takes_part_in_nothing(config, message):
     with pytest.raises(ValueError, match=message):
-        DeviceTerms.of_node(config)
+        DeviceTerms.from_node(config)
 
 
 def test_the_runs_configuration_has_no_say_in_terms():
     from tfdp_rec.federated.settings import FederatedSettings
 
-    run = FederatedSettings.of_run({"budget_epsilon": math.inf, "ledgers": "/elsewhere", "method": "gradient"})
+    run = FederatedSettings.from_run({"budget_epsilon": math.inf, "ledgers": "/elsewhere", "method": "gradient"})
     assert not {"budget_epsilon", "ledgers", "ledger", "round_epsilon", "methods"} & set(dataclasses.asdict(run))
 
 
@@ -450,5 +450,5 @@ def test_sizes_that_a_server_asks_for_have_limits_before_anything_is_paid(asked,
     SyntheticNews(num_users=2, num_news=20, num_days=1, candidates=5, history_length=3).write(tmp_path)
     node = {"partition-id": 0, "data": str(tmp_path), "ledger": str(tmp_path / "l.jsonl"), "budget-epsilon": 1e9}
     with pytest.raises(ValueError, match="must be a whole number from|at most 10,000 news"):
-        build.participant(FederatedSettings.of_run({"dim": 8, **asked}), node)
+        build.participant(FederatedSettings.from_run({"dim": 8, **asked}), node)
     assert not (tmp_path / "l.jsonl").exists()

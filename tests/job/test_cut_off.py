@@ -208,7 +208,7 @@ def test_a_signal_is_heard_while_eigenvectors_are_computed(monkeypatch):
     threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start()
     try:
         with interruption.answered(), pytest.raises(KeyboardInterrupt):
-            denoising.denoised(np.zeros((3, 3), np.float32), 1.0)
+            denoising.denoise(np.zeros((3, 3), np.float32), 1.0)
         assert not done.is_set()
     finally:
         done.set()

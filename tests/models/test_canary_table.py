@@ -15,7 +15,7 @@ from tfdp_rec.noise import EntropyNoise, NoiseSource
 
 SIGMA = 4.0
 PLAN = AuditPlan()
-CLAIM = PLAN.claimed_epsilon(GaussianDpEvent(SIGMA))
+CLAIM = PLAN.epsilon_claim(GaussianDpEvent(SIGMA))
 MECHANISMS = [pytest.param("DPSGD", marks=pytest.mark.slow), "LazyDPSGD"]
 
 
@@ -68,7 +68,7 @@ def test_pending_noise_never_settled_is_caught(monkeypatch):
     model = CanaryTable(1000)
     model.compile(optimizer=mechanism())
     model.fit(tf.data.Dataset.from_tensors(np.arange(500)), verbose=0)
-    np.testing.assert_array_equal(model.moved() != 0, np.arange(1000) < 500)
+    np.testing.assert_array_equal(model.distances() != 0, np.arange(1000) < 500)
 
 
 @pytest.mark.parametrize("name", MECHANISMS)
@@ -82,11 +82,11 @@ def test_a_repeated_example_is_caught(name):
 def test_noise_for_touched_rows_alone_is_caught():
     """EANA claims nothing; held to DP-SGD's claim it would be refuted: untouched rows do not move."""
     optimizer = mechanism("EANA")
-    assert PLAN.claimed_epsilon(optimizer.dp_event()) == float("inf")
+    assert PLAN.epsilon_claim(optimizer.dp_event()) == float("inf")
     model = CanaryTable(1000)
     model.compile(optimizer=optimizer)
     model.fit(tf.data.Dataset.from_tensors(np.arange(500)), verbose=0)
-    coins, moved = np.arange(1000) < 500, model.moved()
+    coins, moved = np.arange(1000) < 500, model.distances()
     np.testing.assert_array_equal(moved != 0, coins)
 
 

@@ -9,7 +9,7 @@ from scipy import stats
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.core.mechanism.noise import gaussian as module
-from tfdp_rec.core.mechanism.noise.meeting import grid_of, met, on_grid
+from tfdp_rec.core.mechanism.noise.meeting import add_on_grid, grid_of, on_grid
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, Request, SecureNoise
 from tfdp_rec.privacy import optimised_correlation
 from tfdp_rec.sparse.preselection import Preselection
@@ -36,14 +36,14 @@ def test_without_noise_there_is_no_grid():
 def test_sums_are_rounded_to_the_nearest_step_once():
     grid, x = tf.constant(2.0**-10, tf.float64), tf.constant([1.0, 1e-3, -5.0], tf.float32)
     noise = tf.constant([2.0**-11 * 1.001, 0.0, 2.0**-12], tf.float64)
-    assert met(noise, [x], grid).numpy().tolist() == [1 + 2.0**-10, 2.0**-10, -5.0]
+    assert add_on_grid(noise, [x], grid).numpy().tolist() == [1 + 2.0**-10, 2.0**-10, -5.0]
 
 
 def test_float32_noise_is_refused():
     with pytest.raises(TypeError, match="must give float64, got float32"):
-        met(tf.zeros([1]), [tf.zeros([1])], grid_of(1.0))
+        add_on_grid(tf.zeros([1]), [tf.zeros([1])], grid_of(1.0))
     with pytest.raises(TypeError, match="must give float64"):
-        asked(1, 2).scaled(tf.zeros([2]))
+        asked(1, 2).answer(tf.zeros([2]))
 
 
 def asked(rows, width, scale=0.3, fill=0.1):
@@ -82,11 +82,11 @@ def test_the_fused_loop_is_the_arithmetic_step_by_step():
     x, scale, grid = tf.random.normal([2**15]), tf.constant(0.7, tf.float64), grid_of(tf.constant(0.7))
     unit = tf.reshape(tf.bitcast(module._sample(pairs, key), tf.float64), [-1])
     fused = tf.reshape(tf.bitcast(module._COMPILED_NOISY(pairs, key, scale, grid, [x]), tf.float32), [-1])
-    apart = np.abs(fused - met(scale * unit, [x], grid)) / float(grid)
+    apart = np.abs(fused - add_on_grid(scale * unit, [x], grid)) / float(grid)
     assert np.mean(apart > 0) < 1e-4 and apart.max() <= 1  # a tie that a last bit of a sine decides
     rows = tf.fill([2**10], np.float32(0.7))
     by_row = module._COMPILED_ROWS(32, rows, key, grid, [tf.reshape(x, [2**10, 32])])
-    apart = np.abs(tf.reshape(by_row, [-1]) - met(np.float64(np.float32(0.7)) * unit, [x], grid)) / float(grid)
+    apart = np.abs(tf.reshape(by_row, [-1]) - add_on_grid(np.float64(np.float32(0.7)) * unit, [x], grid)) / float(grid)
     assert np.mean(apart > 0) < 1e-4 and apart.max() <= 1
 
 
@@ -335,12 +335,12 @@ def test_steps_that_are_faint_beside_earlier_ones_are_left_out(make, decay):
     step(optimizer, table, [0, 1])
     before = np.asarray(table).copy()
     (account,) = optimizer.accounts.values()
-    owed = account.history.at(tf.constant(1, tf.int64)).numpy()
+    owed = account.history.look_up(tf.constant(1, tf.int64)).numpy()
     optimizer.learning_rate = 0.5 * 2.0**-11
     for _ in range(5):
         step(optimizer, table, [0], gradient=0.3)
     if make is tfdp_rec.LazyDPSGD:
-        np.testing.assert_array_equal(account.history.at(tf.constant(6, tf.int64)), owed)
+        np.testing.assert_array_equal(account.history.look_up(tf.constant(6, tf.int64)), owed)
     optimizer.settle()
     np.testing.assert_array_equal(np.asarray(table)[:2], before[:2])  # read, and not read
     assert (np.asarray(table)[2:] != before[2:]).any(axis=1).all()  # the first step's noise

@@ -5,7 +5,7 @@ import pytest
 from scipy import stats
 
 import tfdp_rec
-from tfdp_rec.core.mechanism.noise.words import gaussian, os_entropy, seeded, without_gaps
+from tfdp_rec.core.mechanism.noise.words import draw_without_gaps, gaussian, os_entropy, seeded
 from tfdp_rec.noise import release
 
 DRAWS = 300_000
@@ -83,7 +83,7 @@ def test_every_step_of_the_grid_is_reached_from_either_neighbour():
         assert stats.chisquare(np.bincount(steps % 16, minlength=16)).pvalue > 1e-7
         odd = release(np.full(2000, exact), sensitivity=1.0, noise_multiplier=1.0, source=seeded(1))
         np.testing.assert_array_equal(
-            odd, np.round((exact + without_gaps(seeded(1), (2000,))) * 2.0**20) / 2.0**20
+            odd, np.round((exact + draw_without_gaps(seeded(1), (2000,))) * 2.0**20) / 2.0**20
         )
 
 

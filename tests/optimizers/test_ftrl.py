@@ -321,7 +321,7 @@ def test_weights_that_can_be_settled_no_more_are_erased_before_the_marks_of_a_ch
     monkeypatch.setattr(training_checkpoint, "_fill", interrupted)
     with pytest.raises(KeyboardInterrupt):
         checkpoint_of(tmp_path / "training").resume(model)
-    assert not model.optimizer.cut_short and not any(np.any(weight.numpy()) for weight in weights)
+    assert not model.optimizer.is_cut_short and not any(np.any(weight.numpy()) for weight in weights)
 
 
 @BOTH

@@ -43,7 +43,7 @@ def ada_fest():
 def votes(model, clipped):
     """The votes of a batch: {row of the tables, as AdaFEST numbers them: its count}."""
     optimizer = model.optimizer
-    found = draws.contribution_counts(*optimizer.touched(clipped), optimizer.space.size, 1.0)
+    found = draws.contribution_counts(*optimizer.find_touches(clipped), optimizer.space.size, 1.0)
     return dict(zip(found.touched.numpy().tolist(), found.counts.numpy().tolist()))
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from tfdp_rec.spectral import denoising
-from tfdp_rec.spectral.denoising import denoised, eigenvalues_without_noise, weights_between_items
+from tfdp_rec.spectral.denoising import denoise, eigenvalues_without_noise, weights_between_items
 
 SIZE, SIGMA = 400, 1.0
 
@@ -30,13 +30,13 @@ def test_closer_than_the_release_and_than_the_best_cut_of_its_spectrum(truth):
     values, vectors = np.linalg.eigh(noisy)
     cuts = [(vectors[:, -rank:] * values[-rank:]) @ vectors[:, -rank:].T for rank in range(1, SIZE)]
     best_cut = min(error(cut, truth) for cut in cuts)  # chosen knowing the truth
-    assert error(denoised(noisy, SIGMA), truth) < best_cut < error(noisy, truth)
+    assert error(denoise(noisy, SIGMA), truth) < best_cut < error(noisy, truth)
 
 
 def test_noise_alone_leaves_next_to_nothing():
     noisy = symmetric_noise(np.random.default_rng(2)).astype(np.float32)
-    assert np.linalg.norm(denoised(noisy, SIGMA)) < 0.1 * np.linalg.norm(noisy)
-    assert np.linalg.norm(denoised(noisy, SIGMA / 2)) > 0.2 * np.linalg.norm(noisy)  # a wrong σ is seen
+    assert np.linalg.norm(denoise(noisy, SIGMA)) < 0.1 * np.linalg.norm(noisy)
+    assert np.linalg.norm(denoise(noisy, SIGMA / 2)) > 0.2 * np.linalg.norm(noisy)  # a wrong σ is seen
 
 
 def test_an_eigenvalue_becomes_what_its_direction_has_of_the_truth(truth):

@@ -121,11 +121,11 @@ def test_all_releases_together_cost_one_gaussian(shuffled, monkeypatch):
     from tfdp_rec.spectral import recommender as module
 
     used = []
-    counts, pairs, votes = module.private_counts, module.released_pairs, order.released
+    counts, pairs, votes = module.private_counts, module.release_pairs, order.release_sums
     monkeypatch.setattr(module, "private_counts", lambda *a, noise_multiplier, **o: used.append(noise_multiplier)
                         or counts(*a, noise_multiplier=noise_multiplier, **o))  # fmt: skip
-    monkeypatch.setattr(module, "released_pairs", lambda t, s, w: used.append(s) or pairs(t, s, w))
-    monkeypatch.setattr(order, "released", lambda t, s, w: used.append(s) or votes(t, s, w))
+    monkeypatch.setattr(module, "release_pairs", lambda t, s, w: used.append(s) or pairs(t, s, w))
+    monkeypatch.setattr(order, "release_sums", lambda t, s, w: used.append(s) or votes(t, s, w))
     made = SpectralRecommender(ITEMS, epsilon=8.0, ordered=None, words=seeded(1))
     made.fit(list(walks(shuffled=shuffled)), verbose=0)
     assert len(used) == 4

@@ -87,7 +87,7 @@ def test_epsilon_is_dp_accountings_and_within_the_budget(epsilon, delta):
 
 @pytest.mark.parametrize("users, items", [(10, 10**6), (10**6, 10), (3000, 9000)])
 def test_the_two_releases_together_cost_the_one_that_is_claimed(users, items):
-    split = Split.of_budget(0.8, users, items)
+    split = Split.from_budget(0.8, users, items)
     both = dp_accounting.ComposedDpEvent([GaussianDpEvent(split.counts), GaussianDpEvent(split.gram)])
     assert epsilon_of(both, 1e-6) == pytest.approx(epsilon_of(GaussianDpEvent(0.8), 1e-6), rel=1e-3)
 
@@ -96,12 +96,12 @@ def test_the_releases_are_made_with_the_noise_that_is_claimed(monkeypatch):
     from tfdp_rec.spectral import recommender as module
 
     used = []
-    counts, pairs = module.private_counts, module.released_pairs
+    counts, pairs = module.private_counts, module.release_pairs
     monkeypatch.setattr(
         module, "private_counts", lambda *a, noise_multiplier, **o: used.append(noise_multiplier)
         or counts(*a, noise_multiplier=noise_multiplier, **o),
     )  # fmt: skip
-    monkeypatch.setattr(module, "released_pairs", lambda t, sigma, w: used.append(sigma) or pairs(t, sigma, w))
+    monkeypatch.setattr(module, "release_pairs", lambda t, sigma, w: used.append(sigma) or pairs(t, sigma, w))
     SpectralRecommender(ITEMS, noise_multiplier=1.3).fit([[7, 14]] * 9, verbose=0)
     assert len(used) == 2 and sum(sigma**-2 for sigma in used) == pytest.approx(1.3**-2)
 
@@ -317,7 +317,7 @@ def test_releases_with_and_without_order_are_not_added_up():
     with pytest.raises(ValueError, match="of any two items .* give ordered=False"):
         SpectralRecommender(ITEMS, epsilon=4.0, ordered=True, before=first)
     with pytest.raises(ValueError, match="not added up"):
-        first.paired(first.head, first.pairs, 1.0, ordered=True)
+        first.add_pairs(first.head, first.pairs, 1.0, ordered=True)
     both = SpectralRecommender(ITEMS, epsilon=4.0, ordered=True, words=seeded(1)).fit(list(walks(300)), verbose=0)
     added = SpectralRecommender(ITEMS, epsilon=4.0, ordered=True, before=both.released, words=seeded(2))
     assert added.fit(list(walks(300)), verbose=0).released.fits == 2

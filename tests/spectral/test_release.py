@@ -9,7 +9,7 @@ from tfdp_rec.core.claim.statement import rounded_up
 from tfdp_rec.core.mechanism.noise.words import os_entropy, seeded
 from tfdp_rec.spectral import Release, SpectralRecommender
 from tfdp_rec.spectral.denoising import noise_on_average, weights_between_items
-from tfdp_rec.sums.fixed_point import released_pairs
+from tfdp_rec.sums.fixed_point import release_pairs
 
 NOTHING = 1e-9  # below half a step of the grid: no noise at all
 
@@ -63,7 +63,7 @@ def test_a_row_that_left_the_head_begins_anew():
     for head in ([0, 1, 2, 3, 4], [3, 2, 1, 0], [4, 0, 1, 2, 3]):
         places = np.array(head)
         pairs = np.ones((len(head), len(head)), np.float32) - np.eye(len(head), dtype=np.float32)
-        release = release.counted(np.ones(5), 1.0, users=10).paired(places, pairs, 2.0)
+        release = release.add_counts(np.ones(5), 1.0, users=10).add_pairs(places, pairs, 2.0)
     expected = 3 * (1 - np.eye(5))
     expected[4, :4] = expected[:4, 4] = 1
     assert np.array_equal(pairs_of(release, 5), expected)
@@ -85,9 +85,9 @@ def test_the_noise_of_an_entry_is_what_is_said_of_it_and_no_other():
         oracle *= keep**2
         oracle *= np.outer(here, here)
         oracle += sigma**2 * np.outer(here, here)
-        noisy = released_pairs(np.zeros((len(head), len(head)), np.int64), sigma, words)
+        noisy = release_pairs(np.zeros((len(head), len(head)), np.int64), sigma, words)
         counts = np.zeros(known)
-        release = release.faded(keep).counted(counts, sigma, users=1).paired(head, noisy, sigma)
+        release = release.faded(keep).add_counts(counts, sigma, users=1).add_pairs(head, noisy, sigma)
     said = np.minimum.outer(release.pairs_noise, release.pairs_noise)
     upper = np.triu_indices(len(said), 1)
     assert said[upper] ** 2 == pytest.approx(oracle[np.ix_(release.head, release.head)][upper])
@@ -134,7 +134,7 @@ def test_equal_noise_by_row_or_for_all_is_the_same():
 
 def test_items_join_and_never_leave():
     with pytest.raises(ValueError, match="Earlier sums have 3 items, and these 2: items only join"):
-        Release().counted(np.zeros(3), 1.0, users=1).counted(np.zeros(2), 1.0, users=1)
+        Release().add_counts(np.zeros(3), 1.0, users=1).add_counts(np.zeros(2), 1.0, users=1)
     for keep in (0.0, 1.01, float("nan")):
         with pytest.raises(ValueError, match="above 0 and at most 1"):
             Release().faded(keep)

@@ -12,7 +12,7 @@ from tfdp_rec.spectral import Release, rules
     "total, users, items, share", [(4.2, 30_000, 40_000, 1 / 9), (1.0, 600, 6400, 0.4), (9.0, 50, 900, 0.9)]
 )
 def test_counts_get_more_where_few_users_meet_many_items(total, users, items, share):
-    split = rules.Split.of_budget(total, users, items)
+    split = rules.Split.from_budget(total, users, items)
     assert (total / split.counts) ** 2 == pytest.approx(share)
     assert split.counts**-2 + split.gram**-2 == pytest.approx(total**-2)
 

@@ -442,6 +442,15 @@ def plan_of(steps, **options):
     return tfdp_rec.PrivatePlan(sampling=SAMPLING, epsilon=2.0, delta=DELTA, steps=steps, accountant="rdp", **options)
 
 
+def test_a_graph_counts_the_steps_of_as_many_samplings_as_there_are_fits():
+    """A counter's variables are made before the graph of its step, which may make none."""
+    model = model_of()
+    model.compile(optimizer_of(), "mse")
+    for number in range(6):
+        train(model, 2, sampling=PoissonSampling(500 + number, 25))
+    assert [entry.steps for entry in model.privacy_history.snapshot()] == [2] * 6
+
+
 def test_an_optimizer_that_took_a_plan_stops_with_it_in_fit():
     plan = plan_of(20)
     model = model_of(optimizer_of(noise=None, plan=plan))

@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
     optimizer = MECHANISMS[args.mechanism].optimizer(
         1.0, l2_norm_clip=1.0, noise_multiplier=args.noise_multiplier, expected_batch_size=args.canaries / 2
     )
-    claim = plan.claimed_epsilon(optimizer.dp_event()) if args.claim is None else args.claim
+    claim = plan.epsilon_claim(optimizer.dp_event()) if args.claim is None else args.claim
     print(f"{args.mechanism}, noise multiplier {args.noise_multiplier:g}, {plan.steps} steps: claims ε = {claim:.4g}")
     refuted, found = 0, []
     for number, audit in enumerate(itertools.islice(audit_runs(optimizer, plan), args.runs), start=1):

@@ -43,9 +43,9 @@ def run(args: argparse.Namespace) -> int:
 
         found = SpectralRecommender.load(path)
     else:
-        from tfdp_rec.models.own_catalogue import loaded_model
+        from tfdp_rec.models.own_catalogue import load_model
 
-        found = loaded_model(path)
+        found = load_model(path)
     # Sums of a run have its ids in their own file; a model has them in the file beside it.
     told = path if path.suffix == ".npz" else path.with_name(RELEASED)
     if WarmStart.is_of_run(told):

@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
     count = args.simulate
     if count < 1:
         raise ValueError(f"--simulate must be at least 1, got {count}.")
-    settings, nodes = dataclasses.replace(settings, clients=count), _kept(settings, nodes.of_run(settings))
+    settings, nodes = dataclasses.replace(settings, clients=count), _kept(settings, nodes.complete_from(settings))
     users = sorted(mind.read(settings.data, title_length=8, body_length=16).by_user())
     refuse_more_than(len(users), count)
     _refuse_others(settings, nodes, users[:count])
@@ -137,7 +137,7 @@ def simulate(settings: FederatedSettings, nodes: Nodes) -> None:
 
     from tfdp_rec.federated import build, flower
 
-    settings = build.with_initial(settings)
+    settings = build.write_initial(settings)
     Path(nodes.ledgers).mkdir(parents=True, exist_ok=True)
 
     def join(context: Any) -> Any:
@@ -157,7 +157,7 @@ def simulate(settings: FederatedSettings, nodes: Nodes) -> None:
 
 def write_app(folder: Path, settings: FederatedSettings) -> None:
     """Writes a Flower app: a pyproject.toml that names this package's two apps and holds the settings."""
-    from tfdp_rec.federated.build import with_initial
+    from tfdp_rec.federated.build import write_initial
 
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "pyproject.toml").write_text(APP + with_initial(settings).as_toml(), encoding="utf-8")
+    (folder / "pyproject.toml").write_text(APP + write_initial(settings).as_toml(), encoding="utf-8")

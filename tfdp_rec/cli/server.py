@@ -63,7 +63,7 @@ def _serve(args: argparse.Namespace) -> tuple[str, int]:
         if cluster.task is None:
             raise ValueError(f"{args.cluster} names no task; give --job and --index.")
         job, index = cluster.task
-    cluster.checked_task(job, index)
+    cluster.check_task(job, index)
     _refuse_network(args.open_to_the_network)
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "1")
     from tfdp_rec.distribute.cluster import serve

@@ -148,21 +148,21 @@ class BoundedStream(Order):
 
         signature = tf.nest.map_structure(open_rows, spec_of(first))
         users_of = user if callable(user) else lambda rows: (rows if isinstance(rows, dict) else rows[0])[user]
-        drawn = lambda: self._drawn(chunks(), users_of, position)  # noqa: E731
+        drawn = lambda: self._draw(chunks(), users_of, position)  # noqa: E731
         return sampling_proof.generated(drawn, signature, self, shared, map).prefetch(1)
 
-    def _drawn(self, chunks: Iterator[Any], users_of: Callable[[Any], Any], position: int) -> Iterator[Any]:
+    def _draw(self, chunks: Iterator[Any], users_of: Callable[[Any], Any], position: int) -> Iterator[Any]:
         import tensorflow as tf
 
         iteration, seats, part = new_iteration(), self._begin.copy(), self._handed_out
-        for rows in _regrouped(chunks, int(self.expected_batch_size)):
+        for rows in _regroup(chunks, int(self.expected_batch_size)):
             users = np.asarray(users_of(rows)).tolist()
             place, seated = seats.batches, seats.seat(users)
             self._check_events(part, place, users, seats)
             if place < position:  # trained on already: its units keep their seats
                 continue
             draw = iteration, place - position, len(users), place, seated
-            yield draw, tf.nest.map_structure(lambda column: _emptied(column, ~seated), rows)  # noqa: B023
+            yield draw, tf.nest.map_structure(lambda column: _clear(column, ~seated), rows)  # noqa: B023
 
     def _check_events(self, part: list[int], place: int, users: list[Any], seats: Seats) -> None:
         """Notes the units of a batch; if a batch was handed out in this place before, compares its units."""
@@ -300,7 +300,7 @@ class Seats:
         self._last, self._count, self.batches = last, count, int(batches)
 
 
-def _emptied(column: Any, empty: NDArray[np.bool_]) -> NDArray[Any]:
+def _clear(column: Any, empty: NDArray[np.bool_]) -> NDArray[Any]:
     """A column without what the events of empty seats hold."""
     kept = np.array(column)
     kept[empty] = b"" if kept.dtype == object else np.zeros((), kept.dtype)
@@ -320,7 +320,7 @@ def _kind(user: Any) -> type | None:
     return int if isinstance(user, numbers.Real) and user % 1 == 0 else None
 
 
-def _regrouped(chunks: Iterable[Any], size: int) -> Iterator[Any]:
+def _regroup(chunks: Iterable[Any], size: int) -> Iterator[Any]:
     """The same rows in batches of `size`; the last one may be smaller."""
     import tensorflow as tf
 

@@ -33,11 +33,10 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Unpack, overload
 
-import dp_accounting
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.claim.events import PlannedDpEvent
+from tfdp_rec.core.claim.events import DpEvent, PlannedDpEvent
 from tfdp_rec.core.claim.orders import Order
 from tfdp_rec.core.claim.sampling_proof import Source
 from tfdp_rec.core.ground.demands import Check, demand_all
@@ -46,8 +45,8 @@ from tfdp_rec.core.mechanism.base import PrivateOptimizer, Step
 from tfdp_rec.core.mechanism.correlated_noise import BufferedToeplitz, Correlation
 from tfdp_rec.core.mechanism.dp_sgd import DPSGD
 from tfdp_rec.core.mechanism.noise.base import Request
-from tfdp_rec.core.mechanism.noise.meeting import met
-from tfdp_rec.core.mechanism.tables import Operations, after, assigned, scatter
+from tfdp_rec.core.mechanism.noise.meeting import add_on_grid
+from tfdp_rec.core.mechanism.tables import Operations, assign, run_after, scatter
 from tfdp_rec.core.sensitivity.engine import ClippedSum
 from tfdp_rec.correlated.bounded_stream import BoundedStream
 
@@ -82,7 +81,7 @@ class CorrelatedOptimizer(PrivateOptimizer):
         """Number of steps of the plan that are made: `position` of `FixedOrder.batches(fetch, position=...)`."""
         return int(self.course.made.numpy())
 
-    def dp_event(self) -> dp_accounting.DpEvent:
+    def dp_event(self) -> DpEvent:
         """A step of the plan, which costs as a whole: for an accountant with `FixedOrder`."""
         plan, whole = self.correlation, self.correlation.dp_event(self.noise_multiplier)
         return PlannedDpEvent(whole, plan.steps, plan.separation, plan.participations, self.course.plan)
@@ -97,22 +96,22 @@ class CorrelatedOptimizer(PrivateOptimizer):
         return [*super().admission(clipped, source), *self.course.checks(source)]
 
     def write(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
-        with after(self.course.count(step.source)), self.course.whole():
+        with run_after(self.course.count(step.source)), self.course.whole():
             super().write(step, regularization)
 
     def meet(self, wanted: Sequence[tuple[str, Request]], number: tf.Tensor) -> list[tuple[tf.Tensor, Operations]]:
         units = self.noise.draw([Request(each.variable, each.rows, each.width) for _, each in wanted], number)
-        return [self._met(*each, unit[:, 0]) for each, unit in zip(wanted, units, strict=True)]
+        return [self._add_noise(*each, unit[:, 0]) for each, unit in zip(wanted, units, strict=True)]
 
-    def _met(self, path: str, request: Request, unit: tf.Tensor) -> tuple[tf.Tensor, Operations]:
+    def _add_noise(self, path: str, request: Request, unit: tf.Tensor) -> tuple[tf.Tensor, Operations]:
         whole = path in self.dense
         unit = tf.reshape(unit, self.dense[path].variable.shape) if whole else unit
         noise, remembered = self.buffers.noise(path, unit, None if whole else request.rows)
         scaled = tf.cast(request.scale, tf.float64) * tf.reshape(noise, [-1, request.width])
-        return met(scaled, request.onto, request.grid), remembered
+        return add_on_grid(scaled, request.onto, request.grid), remembered
 
     @property
-    def cut_short(self) -> bool:
+    def is_cut_short(self) -> bool:
         return self.course.is_unfinished
 
     @property
@@ -129,11 +128,11 @@ class CorrelatedOptimizer(PrivateOptimizer):
             self.course.restart()
 
     @contextlib.contextmanager
-    def restoring_pending(self) -> Iterator[None]:
+    def restore_pending(self) -> Iterator[None]:
         """As `PrivateOptimizer`'s; the plan of the checkpoint goes on."""
         plan = self.course.plan
         self.course.mark_unfinished(1)  # until the checkpoint's mark is read: mixed buffers belong to no plan
-        with super().restoring_pending():
+        with super().restore_pending():
             yield
         if plan != self.course.plan:  # another process seats the same events anew
             self.course.seat_anew()
@@ -184,7 +183,7 @@ class Buffers:
         done: Operations = []
         for held, value in zip(self._held[path], values, strict=True):
             if ids is None:
-                done += assigned(held, tf.cast(value, held.dtype))
+                done += assign(held, tf.cast(value, held.dtype))
             else:
                 done += scatter("Update", held, ids, value)
         return done
@@ -236,7 +235,7 @@ class Course:
         known = (self._order == _NO_ORDER_YET) | (self._order == _number_of(source))
         left = self.made < self._steps, _PLAN_IS_OVER
         same = (self._seats == _NO_SEATS_YET) | (self._seats == _seats_of(source))
-        return [self._nothing_unfinished(), left, (known, _OTHER_ORDER), (same, _OTHER_SEATS), *self._turn(source)]
+        return [self._completeness_check(), left, (known, _OTHER_ORDER), (same, _OTHER_SEATS), *self._turn(source)]
 
     def _turn(self, source: Source) -> list[Check]:
         """A unit's steps are apart as planned if every batch of the order comes when it is its turn."""
@@ -249,7 +248,7 @@ class Course:
         """A step begins, on a batch from there."""
         order = tf.constant(_number_of(source), tf.int64)
         seats = tf.constant(_seats_of(source), tf.int64)
-        return assigned(self.made, self.made + 1) + assigned(self._order, order) + assigned(self._seats, seats)
+        return assign(self.made, self.made + 1) + assign(self._order, order) + assign(self._seats, seats)
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:
@@ -259,15 +258,15 @@ class Course:
             return
         self._within = True
         try:
-            with after(demand_all(self._nothing_unfinished())):
+            with run_after(demand_all(self._completeness_check())):
                 begun = self.mark_unfinished(1)
             graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
             before = 0 if graph is None else len(graph.get_operations())
-            with after(begun):
+            with run_after(begun):
                 yield
             # Writes and loops of writes that the graph got inside; eagerly they are done.
             made = [] if graph is None else graph.get_operations()[before:]
-            with after([operation for operation in made if operation.op_def.is_stateful]):
+            with run_after([operation for operation in made if operation.op_def.is_stateful]):
                 self.mark_unfinished(0)
         finally:
             self._within = False
@@ -277,12 +276,12 @@ class Course:
         """Whether weights and buffers may not belong together."""
         return bool(self._unfinished.numpy())
 
-    def _nothing_unfinished(self) -> Check:
+    def _completeness_check(self) -> Check:
         return self._unfinished == 0, _CUT_SHORT
 
     def mark_unfinished(self, value: int) -> Operations:
         """Notes that weights and buffers belong together (0), or may not (1)."""
-        return assigned(self._unfinished, tf.constant(value, tf.int64))
+        return assign(self._unfinished, tf.constant(value, tf.int64))
 
 
 _NO_ORDER_YET, _NO_ORDER = 0, 1

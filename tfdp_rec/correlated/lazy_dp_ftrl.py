@@ -57,7 +57,7 @@ class LazyDPFTRL(CorrelatedOptimizer, LazyDPSGD):
     def __init__(self, learning_rate: Any, **settings: Any):
         super().__init__(learning_rate, **settings)
 
-    def pending_of(self, recursion: Recursion) -> Pending:
+    def make_pending(self, recursion: Recursion) -> Pending:
         kind = Correlated if self.aggregate_noise else Replayed
         return kind(recursion, self.correlation.strategy)
 

@@ -55,14 +55,15 @@ class Maps(History):
         shape = [None, size, 2, size]  # [place, row, A or Σ, column]
         self.table = tf.Variable(self._room_for(_FIRST_CAPACITY), trainable=False, shape=shape, name="totals")
 
-    def at(self, steps: tf.Tensor) -> tf.Tensor:
+    def look_up(self, steps: tf.Tensor) -> tf.Tensor:
         """The maps of a row settled at the present step: the identity, which is never looked up."""
         return tf.zeros([self.size, self.size + 1], tf.float64)
 
-    def between(self, since: tf.Tensor, now: tf.Tensor) -> tuple[Entries, Entries]:
+    def entries_between(self, since: tf.Tensor, now: tf.Tensor) -> tuple[Entries, Entries]:
         """The entries of A(since, now) and Σ(since, now), float64 `[n]` each."""
-        within_maps, within = self._entries(self._of_marks(since, now))
-        maps, after = self._entries(self._of_blocks(since // self.block, now))  # nothing, before a block has ended
+        within_maps, within = self._entries(self._places_of_marks(since, now))
+        # Nothing, before a block has ended.
+        maps, after = self._entries(self._places_of_blocks(since // self.block, now))
         noise = _product(_product(maps, within), list(zip(*maps)))
         every = range(self.size)
         return _product(maps, within_maps), [[noise[i][j] + after[i][j] for j in every] for i in every]
@@ -86,12 +87,12 @@ class Maps(History):
         with tf.control_dependencies([grown]):
             last = (step - 1) // self.block
             marks, blocks = tf.range(last * self.block, (last + 1) * self.block), tf.range(self._blocks(step))
-            done = self._bring_forward(self._of_marks, marks, marks < step, step, totals)
-            done += self._bring_forward(self._of_blocks, blocks, (blocks + 1) * self.block < step, step, totals)
+            done = self._bring_forward(self._places_of_marks, marks, marks < step, step, totals)
+            done += self._bring_forward(self._places_of_blocks, blocks, (blocks + 1) * self.block < step, step, totals)
             # A block that has come to its end stands, at both parities.
             stand = tf.range(tf.maximum(last - 1, 0) * self.block, last * self.block)
-            kept = tf.gather(self.table, self._of_marks(stand, step - 1))
-            return done + scatter("Update", self.table, self._of_marks(stand, step), kept)
+            kept = tf.gather(self.table, self._places_of_marks(stand, step - 1))
+            return done + scatter("Update", self.table, self._places_of_marks(stand, step), kept)
 
     def _bring_forward(
         self, places: Places, which: tf.Tensor, begun: tf.Tensor, step: tf.Tensor, totals: tf.Tensor
@@ -112,10 +113,10 @@ class Maps(History):
 
     # Places: a block's marks and, after them, the block's own; two each, for even steps and for odd ones.
 
-    def _of_marks(self, marks: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    def _places_of_marks(self, marks: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         return 2 * (marks + marks // self.block) + step % 2
 
-    def _of_blocks(self, blocks: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
+    def _places_of_blocks(self, blocks: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         return 2 * ((blocks + 1) * (self.block + 1) - 1) + step % 2
 
     def _blocks(self, step: tf.Tensor) -> tf.Tensor:
@@ -156,15 +157,15 @@ class Correlated(Aggregated):
         moved = self.recursion.step(tuple(state[:own]), -learning_rate * stddev * noise, learning_rate)
         return tf.stack([*moved, *buffers])
 
-    def owed(self, since: tf.Tensor, now: tf.Tensor, history: History) -> Owed:
+    def find_debt(self, since: tf.Tensor, now: tf.Tensor, history: History) -> Owed:
         assert isinstance(history, Maps)
-        maps, covariance = history.between(since, now)
+        maps, covariance = history.entries_between(since, now)
         pivots, shares = factors(covariance)
         kept = [maps[i][j] for i, j in self._entries()]
         mixed = [shares[i][j] for i in range(self.size) for j in range(i + 1, self.size)]
         return Owed(tf.sqrt(tf.stack(pivots, axis=1)), (*kept, *mixed))
 
-    def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor, grid: tf.Tensor) -> Rows:
+    def move(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor, grid: tf.Tensor) -> Rows:
         numbers = iter(number[:, None] for number in coefficients)
         sums = [[noise[:, i]] for i in range(self.size)]
         for i, j in self._entries():

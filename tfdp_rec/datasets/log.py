@@ -87,7 +87,7 @@ class Part:
         """Different items of each user."""
         return np.bincount(self.users, minlength=self.num_users)
 
-    def among(self, position: NDArray[np.int64]) -> Part:
+    def restrict_to(self, position: NDArray[np.int64]) -> Part:
         """The part restricted to some items; `position` is each place among them, or -1."""
         found = position[self.places]
         kept = found >= 0
@@ -198,10 +198,10 @@ class UserLists:
             held.append(_items_of(history, in_order))
             waiting += len(held[-1]) + 1
             if waiting >= events:
-                yield _joined(held, catalogue, in_order)
+                yield _join(held, catalogue, in_order)
                 held, waiting = [], 0
         if held:
-            yield _joined(held, catalogue, in_order)
+            yield _join(held, catalogue, in_order)
 
 
 def log_of(given: Any) -> InParts:
@@ -224,7 +224,7 @@ def whole_users(offsets: NDArray[np.int64], rows: int) -> Iterator[tuple[int, in
         start = end
 
 
-def _joined(held: list[NDArray[Any]], catalogue: Catalogue, in_order: bool) -> Part:
+def _join(held: list[NDArray[Any]], catalogue: Catalogue, in_order: bool) -> Part:
     lengths = np.array([len(history) for history in held], np.int64)
     ids = np.concatenate([_whole_numbers(history, catalogue.padding) for history in held])
     return _part(ids, lengths, catalogue, in_order)

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 _BY_CHANCE = 0.5  # share of draws by chance alone: every candidate is drawn, no correction is large
 
 
-def checked_counts(counts: Sequence[float], catalogue: int) -> list[float]:
+def check_counts(counts: Sequence[float], catalogue: int) -> list[float]:
     """The counts as numbers; refuses others than one a candidate."""
     values = np.asarray(counts, np.float64)
     if values.shape != (catalogue,) or not np.isfinite(values).all():

@@ -31,7 +31,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from tfdp_rec.datasets.log import PADDING, values_at
-from tfdp_rec.datasets.negative_shares import checked_counts, different, inclusion
+from tfdp_rec.datasets.negative_shares import check_counts, different, inclusion
 from tfdp_rec.datasets.timelines import Timelines
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class NextItemExamples:
         self._check(log.num_users)
         self.chances = None
         if released_counts is not None and negatives:
-            self.chances = inclusion(checked_counts(released_counts, self.num_items), negatives)
+            self.chances = inclusion(check_counts(released_counts, self.num_items), negatives)
         self.starts = log.offsets[self.users]
         self.lengths = log.offsets[self.users + 1] - self.starts
 
@@ -148,7 +148,7 @@ class NextItemExamples:
     def _examples(self, indices: NDArray[np.int64], positions: NDArray[np.int64], rng: np.random.Generator) -> Features:
         """Labels at these places of the users' items, with their context."""
         starts, has = self.starts[indices], self.lengths[indices] > 0
-        before = self._before(positions) if self.ordered else self._others(indices, positions, rng)
+        before = self._places_before(positions) if self.ordered else self._others(indices, positions, rng)
         context = np.where(before >= 0, values_at(self.items, starts[:, None] + np.maximum(before, 0)), PADDING)
         label = np.where(has, values_at(self.items, starts + positions), PADDING)
         return {"context": context.astype(np.int32), "label": label.astype(np.int32)}
@@ -167,7 +167,7 @@ class NextItemExamples:
             label = np.where(had.any(axis=2), PADDING, label)
         return {"context": context.astype(np.int32), "label": label.astype(np.int32)}
 
-    def _before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
+    def _places_before(self, positions: NDArray[np.int64]) -> NDArray[np.int64]:
         """The places before each, oldest first; -1 where there are no more."""
         counts, columns = np.minimum(positions, self.history)[:, None], np.arange(self.history)
         return np.where(columns < counts, positions[:, None] - counts + columns, -1)

@@ -19,7 +19,7 @@ def unit_numbers(unit: Any, rows: int) -> NDArray[np.int64]:
     if ids.shape != (rows,):
         raise ValueError(f"unit must give one id for each of the {rows} rows, got an array of shape {ids.shape}.")
     if ids.dtype.kind in "OV":
-        return _by_hash(_objects(ids.tolist()))
+        return _number_by_hash(_objects(ids.tolist()))
     missing = np.ma.getmaskarray(unit) if isinstance(unit, np.ma.MaskedArray) else ids != ids
     if missing.any():
         raise ValueError(_MISSING.format(int(np.flatnonzero(missing)[0])))
@@ -36,13 +36,13 @@ def _objects(unit: Any) -> NDArray[Any]:
     return np.fromiter(unit.to_pylist() if hasattr(unit, "to_pylist") else unit, object)
 
 
-def _by_hash(ids: NDArray[Any]) -> NDArray[np.int64]:
+def _number_by_hash(ids: NDArray[Any]) -> NDArray[np.int64]:
     # Not by sorting: where an order is not total, equal ids do not come to stand side by side.
     numbers: dict[Any, int] = {}
     found = np.empty(len(ids), np.int64)
     kinds = set()
     for row, each in enumerate(ids):
-        if _missing(each):
+        if _is_missing(each):
             raise ValueError(_MISSING.format(row))
         kinds.add(next((kind for kind in (str, bytes) if isinstance(each, kind)), object))
         found[row] = numbers.setdefault(each, len(numbers))
@@ -51,11 +51,11 @@ def _by_hash(ids: NDArray[Any]) -> NDArray[np.int64]:
     return found
 
 
-def _missing(each: Any) -> bool:
+def _is_missing(each: Any) -> bool:
     if each is None or getattr(each, "is_valid", True) is False:  # of Arrow's scalars
         return True
     if isinstance(each, (tuple, frozenset)):
-        return any(map(_missing, each))
+        return any(map(_is_missing, each))
     try:
         return bool(each != each)
     except (TypeError, ValueError):  # of pandas' NA it is not known

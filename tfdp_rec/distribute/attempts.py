@@ -12,10 +12,9 @@ from __future__ import annotations
 import os
 import threading
 
-import dp_accounting
-
 from tfdp_rec.core.claim.accountant import Unaccounted
 from tfdp_rec.core.claim.entries import Entries
+from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.claim.ledger import Ledger, Mark, Snapshot
 from tfdp_rec.core.claim.payments import Payments
 from tfdp_rec.core.claim.schemes import PoissonSampling
@@ -35,7 +34,7 @@ class Attempts:
         if self._reserved < 0:
             raise ValueError(f"The ledger holds {self._reserved + earlier} steps, fewer than the {earlier} before.")
         self._left, self._block = 0, 0
-        self._paid_for: dp_accounting.DpEvent | None = None
+        self._paid_for: DpEvent | None = None
         self.receipt = ""
 
     @property
@@ -48,7 +47,7 @@ class Attempts:
         """Where the ledger stands, for a checkpoint to keep."""
         return self._payments.ledger.mark if self._payments else None
 
-    def paid(self) -> Entries:
+    def paid_entries(self) -> Entries:
         """The steps that were paid for, each stretch at its own price."""
         found = Entries()
         for id, entry in self._payments.entries().items() if self._payments else ():
@@ -56,7 +55,7 @@ class Attempts:
                 found.add(entry, id)
         return found
 
-    def reserve(self, event: dp_accounting.DpEvent, number: int) -> int:
+    def reserve(self, event: DpEvent, number: int) -> int:
         """Pays for attempts that are about to be made, and returns the number of their block."""
         # Attempts of the block before that were not made are given back, and can no longer be made.
         with self._lock:
@@ -119,7 +118,7 @@ class Attempts:
             self._payments.ledger.close()
 
 
-def opened(
+def open_attempts(
     directory: str | None, sampling: PoissonSampling, data_changed: bool, ledger: Ledger | None = None, earlier: int = 0
 ) -> Attempts:
     """The attempts of a training; without a directory they are counted in memory. A given ledger is its owner's."""

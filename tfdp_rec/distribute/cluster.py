@@ -63,9 +63,9 @@ class Cluster:
     task: tuple[str, int] | None = None
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "jobs", _checked_jobs(self.jobs))
+        object.__setattr__(self, "jobs", _check_jobs(self.jobs))
         if self.task is not None:
-            object.__setattr__(self, "task", self.checked_task(*self.task))
+            object.__setattr__(self, "task", self.check_task(*self.task))
 
     @classmethod
     def from_json(cls, text: str, source: str = "the cluster description") -> Cluster:
@@ -114,7 +114,7 @@ class Cluster:
         """Addresses of the parameter servers."""
         return tuple(self.jobs["ps"])
 
-    def checked_task(self, job: Any, index: Any) -> tuple[str, int]:
+    def check_task(self, job: Any, index: Any) -> tuple[str, int]:
         """The place of one process; `ValueError` if the cluster has no such place."""
         if job not in self.jobs:
             raise ValueError(f"the task's type is {job!r}, but the cluster's jobs are {', '.join(self.jobs)}.")
@@ -150,14 +150,14 @@ class Cluster:
         """
         left, strange, deadline = self.places, set[str](), time.monotonic() + seconds
         while True:
-            found = self._found(left, 3.0)
+            found = self._find_servers(left, 3.0)
             strange = self._refuse_others(found, strange)
             left = {name: at for name, at in left.items() if found[name] != name}
             if not left:
                 return
             if time.monotonic() >= deadline:
                 raise TimeoutError(
-                    f"No answer within {seconds:g} s from {self.in_words(left)}. Start each with: "
+                    f"No answer within {seconds:g} s from {self.describe(left)}. Start each with: "
                     "tfdp-rec server --cluster FILE --job JOB --index I --open-to-the-network."
                 )
             time.sleep(0.1)
@@ -169,15 +169,15 @@ class Cluster:
 
     def silent(self, seconds: float = 3.0) -> dict[str, str]:
         """The workers and servers, with their addresses, that do not answer now, within so many seconds."""
-        found = self._found(self.places, seconds)
+        found = self._find_servers(self.places, seconds)
         return {name: at for name, at in self.places.items() if found[name] != name}
 
-    def in_words(self, names: Mapping[str, str]) -> str:
+    def describe(self, names: Mapping[str, str]) -> str:
         """Names with their addresses, and which of them listen without a word."""
         mute = "; it listens and says nothing: frozen?"
         return ", ".join(f"{name} ({at}{mute if listens(at) else ''})" for name, at in names.items())
 
-    def _found(self, places: Mapping[str, str], seconds: float) -> dict[str, str]:
+    def _find_servers(self, places: Mapping[str, str], seconds: float) -> dict[str, str]:
         """The servers that answer where these should be."""
         with ThreadPoolExecutor(min(32, len(places))) as pool:
             return dict(zip(places, pool.map(lambda at: server_at(at, seconds), places.values())))
@@ -208,7 +208,7 @@ def split_address(address: Any) -> tuple[str, int]:
     return bare, int(port)
 
 
-def _checked_jobs(jobs: Any) -> dict[str, tuple[str, ...]]:
+def _check_jobs(jobs: Any) -> dict[str, tuple[str, ...]]:
     if not isinstance(jobs, Mapping):
         raise ValueError(f"the cluster must map jobs to lists of addresses, got {jobs!r}.")
     for job in jobs:
@@ -243,7 +243,7 @@ def _read_task(task: Any) -> tuple[Any, Any]:
 
 def serve(cluster: Cluster, job: str, index: int) -> tf.distribute.Server:
     """Starts a server in this process and returns when it listens. It lives as long as the process."""
-    cluster.checked_task(job, index)
+    cluster.check_task(job, index)
     if job not in ("worker", "ps"):
         raise ValueError(f"'{job}' is not a server; servers are the cluster's 'worker' and 'ps'.")
     import tensorflow as tf

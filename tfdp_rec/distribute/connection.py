@@ -45,10 +45,10 @@ def servers_alive() -> Iterator[None]:
     except tf.errors.OpError as problem:
         if not _is_loss_of_server(problem):
             raise
-        raise lost(problem.message[:200]) from problem
+        raise report_loss(problem.message[:200]) from problem
 
 
-def lost(how: str) -> ServerLost:
+def report_loss(how: str) -> ServerLost:
     """The exception for a server that died."""
     _strategies.clear()  # the next trainer of this process connects anew
     return ServerLost(
@@ -76,10 +76,10 @@ class Watch:
     def during(self, call: Callable[[], Answer]) -> Answer:
         """The result of `call`, which may be interrupted and then ends in a thread of its own."""
         answer: Future[Answer] = Future()
-        threading.Thread(target=_settled, args=(call, answer), daemon=True).start()
+        threading.Thread(target=_answer, args=(call, answer), daemon=True).start()
         heard = time.monotonic()
         while not wait([answer], min(_ASK_EVERY, self.patience)).done:
-            holding = self._holding()
+            holding = self._find_silent()
             heard = heard if holding else time.monotonic()
             if not answer.done():
                 self._refuse(holding, time.monotonic() - heard)
@@ -88,7 +88,7 @@ class Watch:
     def greet(self) -> None:
         """Returns when every process answers: TensorFlow sends each new graph to all of them."""
         began = time.monotonic()
-        while holding := self._holding():
+        while holding := self._find_silent():
             self._refuse(holding, time.monotonic() - began)
             time.sleep(0.1)
 
@@ -98,10 +98,10 @@ class Watch:
             raise self._silence(holding)
         gone = {name: at for name, at in holding.items() if seconds >= _GONE and not listens(at)}
         if gone:
-            how = f"Nothing listens at {self._cluster.in_words(gone)}"
-            raise lost(how)
+            how = f"Nothing listens at {self._cluster.describe(gone)}"
+            raise report_loss(how)
 
-    def _holding(self) -> dict[str, str]:
+    def _find_silent(self) -> dict[str, str]:
         """Processes that hold others up: silent servers, and workers that listen and are silent."""
         silent = self._cluster.silent()
         return {name: at for name, at in silent.items() if name.startswith("ps") or listens(at)}
@@ -118,13 +118,13 @@ class Watch:
 
     def _silence(self, silent: dict[str, str], before: str = "") -> Silence:
         return Silence(
-            f"{before}No answer from {self._cluster.in_words(silent)}.",
+            f"{before}No answer from {self._cluster.describe(silent)}.",
             "Start what is down or frozen again, at its address; then make the trainer again and go on from the last "
             "checkpoint: trainer.resume().",
         )
 
 
-def _settled(call: Callable[[], Answer], answer: Future[Answer]) -> None:
+def _answer(call: Callable[[], Answer], answer: Future[Answer]) -> None:
     try:
         with servers_alive():
             answer.set_result(call())

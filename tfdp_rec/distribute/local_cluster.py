@@ -74,7 +74,7 @@ class LocalCluster:
             self.folder = Path(self._folder_given or ends.enter_context(temporary))
             self.folder.mkdir(parents=True, exist_ok=True)
             self.cluster = Cluster(
-                {job: [ends.enter_context(_held_port()) for _ in range(n)] for job, n in self._counts.items()}
+                {job: [ends.enter_context(_hold_port()) for _ in range(n)] for job, n in self._counts.items()}
             )
             self._launcher = _launcher(self.folder, temporary=self._folder_given is None)
             ends.callback(_end, self._launcher)
@@ -102,15 +102,15 @@ class LocalCluster:
 
     def pid(self, name: str) -> int | None:
         """The process number of a server, one of `names`; None if it is dead."""
-        pid = self._checked(name)
-        return pid if pid is not None and not _ended(pid, 0) else None
+        pid = self._check_name(name)
+        return pid if pid is not None and not _has_ended(pid, 0) else None
 
     def kill(self, name: str) -> None:
         """Kills a server, one of `names`, without warning (SIGKILL) and returns when it is gone."""
-        pid = self._checked(name)
+        pid = self._check_name(name)
         if pid is not None:
             os.kill(pid, signal.SIGKILL)  # its number is its own, dead or alive, as long as the launcher lives
-            _ended(pid, None)
+            _has_ended(pid, None)
 
     def restart(self, name: str) -> None:
         """Starts a dead server, one of `names`, again, at its old address and empty; returns when it answers.
@@ -131,7 +131,7 @@ class LocalCluster:
         return self.folder / f"{name.replace(':', '-')}.log"
 
     def _start(self, name: str) -> None:
-        self._checked(name)
+        self._check_name(name)
         assert self._launcher is not None and self._launcher.stdin is not None and self._launcher.stdout is not None
         job, index = name.split(":")
         order = {"job": job, "index": int(index), "log": str(self._log_path(name)), "seconds": _START_SECONDS}
@@ -146,7 +146,7 @@ class LocalCluster:
             raise OSError(f"{name} did not start: {answer['error']}\n{self.log(name)[-2000:]}.")
         self._pids[name] = answer["answer"]
 
-    def _checked(self, name: str) -> int | None:
+    def _check_name(self, name: str) -> int | None:
         """The last process number of a server, dead or alive."""
         if self._launcher is None:
             raise ValueError("the cluster is not running; use it in a with statement.")
@@ -155,7 +155,7 @@ class LocalCluster:
         return self._pids.get(name)
 
 
-def _ended(pid: int, seconds: float | None) -> bool:
+def _has_ended(pid: int, seconds: float | None) -> bool:
     """Whether a process ends within so many seconds."""
     watched = os.pidfd_open(pid)
     try:
@@ -182,7 +182,7 @@ def other_interfaces() -> list[str]:
 
 
 @contextlib.contextmanager
-def _held_port() -> Iterator[str]:
+def _hold_port() -> Iterator[str]:
     """The address of a port that stays ours, also while the server that listens there is dead."""
     # Servers with TF_GRPC_REUSE_PORT may listen at a port that is bound here; other programs cannot.
     with socket.socket() as held:

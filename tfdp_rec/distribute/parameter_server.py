@@ -49,8 +49,8 @@ class ServedHistory(History):
         self.columns = columns
         self.table = tf.Variable(tf.zeros([1, columns], tf.float64), trainable=False, shape=tf.TensorShape(None))
 
-    def at(self, steps: tf.Tensor) -> tf.Tensor:
-        return tf.ensure_shape(super().at(steps), [*steps.shape, self.columns])
+    def look_up(self, steps: tf.Tensor) -> tf.Tensor:
+        return tf.ensure_shape(super().look_up(steps), [*steps.shape, self.columns])
 
 
 def refuse_unserved(optimizer: keras.optimizers.Optimizer) -> None:
@@ -183,12 +183,12 @@ class ServedNoise(NoiseSource):
         self._source, self._places = source, tuple(places)
 
     def draw(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
-        return self._source.draw([self._translated(request) for request in requests], step)
+        return self._source.draw([self._translate(request) for request in requests], step)
 
     def noisy(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
-        return self._source.noisy([self._translated(request) for request in requests], step)
+        return self._source.noisy([self._translate(request) for request in requests], step)
 
-    def _translated(self, request: Request) -> Request:
+    def _translate(self, request: Request) -> Request:
         number, first = self._places[request.variable]
         return dataclasses.replace(request, variable=number, rows=request.rows + first)
 

@@ -28,7 +28,7 @@ class Lock:
     def section(self, body: Callable[..., Any]) -> Callable[..., Any]:
         """`body` as a critical section of this server, callable eagerly or in a function that runs elsewhere."""
 
-        def locked(*arguments: Any) -> Any:
+        def lock_section(*arguments: Any) -> Any:
             # By name, so that sections made in different graphs meet at one lock of the server's process.
             lock = tf.raw_ops.MutexLock(mutex=tf.raw_ops.MutexV2(shared_name=self._name))
             with tf.control_dependencies([lock]):
@@ -39,20 +39,20 @@ class Lock:
                 tf.raw_ops.ConsumeMutexLock(mutex_lock=lock)
             return result
 
-        return on_server(self.device, locked)
+        return on_server(self.device, lock_section)
 
 
 def on_server(device: str, body: Callable[..., Any]) -> Callable[..., Any]:
     """`body` as one call that a server makes; within a graph its nests travel as few tensors."""
 
-    def placed(*arguments: Any) -> Any:
+    def place(*arguments: Any) -> Any:
         with tf.device(device):  # by name: "CPU:0", or nothing, could be any machine's, and becomes the chief's
             return body(*arguments)
 
     def function(of: Callable[..., Any]) -> Callable[..., Any]:
         return tf.function(of, autograph=False, experimental_attributes={"_noinline": True})
 
-    eager = function(placed)
+    eager = function(place)
 
     def call(*arguments: Any) -> Any:
         if not tf.inside_function():
@@ -60,7 +60,7 @@ def on_server(device: str, body: Callable[..., Any]) -> Callable[..., Any]:
                 return eager(*arguments)
         there, back = Parcel(arguments), []
 
-        def packed(*tensors: tf.Tensor) -> Any:
+        def pack(*tensors: tf.Tensor) -> Any:
             with tf.device(device):
                 result = body(*there.open(list(tensors)))
                 if result is None:
@@ -69,7 +69,7 @@ def on_server(device: str, body: Callable[..., Any]) -> Callable[..., Any]:
                 return back[-1].tensors
 
         with tf.device(device):
-            returned = function(packed)(*there.tensors)
+            returned = function(pack)(*there.tensors)
         return back[-1].open(returned) if back else None
 
     return call

@@ -1,7 +1,7 @@
 """A table whose rows live on parameter servers, in contiguous ranges.
 
 It stands where the variable of one machine stands. What a batch reads of all tables is fetched together, each distinct
-row once and with one call of each server (`fetched`); `tf.gather` from a table finds its rows there. Nothing ever reads
+row once and with one call of each server (`fetch`); `tf.gather` from a table finds its rows there. Nothing ever reads
 a table whole; what tries is refused.
 """
 
@@ -63,7 +63,7 @@ class ServedTable:
         if not self.open:  # traced, not run: only the shape matters
             return tf.zeros([*indices.shape.as_list(), *self.shape[1:]] if indices.shape.is_fully_defined() else
                             tf.concat([tf.shape(indices), self.shape[1:]], axis=0), self.dtype)  # fmt: skip
-        assert self.fetched is not None, "a served table is read within `fetched`"
+        assert self.fetched is not None, "a served table is read within `fetch`"
         ids, rows = self.fetched
         flat = tf.reshape(tf.cast(indices, tf.int64), [-1])
         place = tf.minimum(tf.searchsorted(ids, flat), tf.size(ids) - 1)
@@ -120,7 +120,7 @@ _UNTOLD = (
 
 
 @contextlib.contextmanager
-def fetched(tables: Mapping[str, ServedTable], ids: Mapping[str, tf.Tensor]) -> Iterator[None]:
+def fetch(tables: Mapping[str, ServedTable], ids: Mapping[str, tf.Tensor]) -> Iterator[None]:
     """Within it, the tables can be read at these ids."""
     distinct = {path: tf.sort(tf.unique(ids[path])[0]) for path in tables}
     for path, rows in _read_together(tables, distinct).items():

@@ -16,12 +16,12 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import dp_accounting
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.core.claim.entries import Entries
+from tfdp_rec.core.claim.events import DpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.ledger import Ledger
 from tfdp_rec.core.claim.meter import void_of
 from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, SeenDraws, refusals_in_words, refuse_choosing, source_of
@@ -35,7 +35,7 @@ from tfdp_rec.core.ground.keras_internals import (
 )
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
-from tfdp_rec.distribute.attempts import opened
+from tfdp_rec.distribute.attempts import open_attempts
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.cluster import Cluster
 from tfdp_rec.distribute.connection import Watch, connect, servers_alive
@@ -138,11 +138,11 @@ class ParameterServerTrainer:
         self.sampling = sampling
         with contextlib.ExitStack() as failed:
             # Before all that takes long: what may not train here is refused at once.
-            self._attempts = opened(checkpoint_directory, sampling, data_changed, ledger, earlier_steps)
+            self._attempts = open_attempts(checkpoint_directory, sampling, data_changed, ledger, earlier_steps)
             failed.callback(self._attempts.close)
             if checkpoint_directory is not None:
                 self._attempts.refuse_forgetting(Checkpoints(checkpoint_directory, [], {}))
-            self._spec = self._checked_spec()
+            self._spec = self._check_spec()
             devices = [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.servers))]
             self._served = ServedModel(self._cluster_model, self._optimizer, self._spec, devices, min_shard_bytes)
             self._refuse_shared_seeds()
@@ -179,7 +179,7 @@ class ParameterServerTrainer:
         with model.release.leaving():
             self._served.send(model)
 
-    def _checked_spec(self) -> Any:
+    def _check_spec(self) -> Any:
         streams = self.sampling.graph_streams
         dataset = self._dataset_fn()
         given = dataset.element_spec
@@ -256,7 +256,7 @@ class ParameterServerTrainer:
         self._watch.during(self._checkpoints.restore)
         self._begun_with.merge(self._checkpoints.history())
         self._optimizer.privacy_history.merge(self._begun_with)
-        for id, entry in self._attempts.paid().items():
+        for id, entry in self._attempts.paid_entries().items():
             self._optimizer.privacy_history.add_entry(entry, id)
         self._optimizer.iterations.assign(self._attempts.count)
         self._optimizer.privacy_history.note_restore()
@@ -270,11 +270,11 @@ class ParameterServerTrainer:
             return
         with self._between_rounds:
             count, mark, checkpoints = self._attempts.count, self._attempts.mark, self._checkpoints
-            spent = self._spent_beside()
+            spent = self._find_other_uses()
             self._watch.during(lambda: checkpoints.save(count, mark, spent))
             self._saved = count
 
-    def _spent_beside(self) -> Entries:
+    def _find_other_uses(self) -> Entries:
         """What was spent on the weights before this training, and other uses, such as a plan's."""
         found = Entries()
         found.merge(self._begun_with)
@@ -357,7 +357,7 @@ class ParameterServerTrainer:
 
     def _round(self, number: int) -> np.ndarray:
         """So many attempts; the sum of losses and the number of examples."""
-        with self._between_rounds, self._counted():
+        with self._between_rounds, self._count_attempts():
             block = self._attempts.reserve(self._event(), number)
             self._progress.total = np.zeros(2)
             rate = tf.constant(self._rate(), tf.float64)
@@ -372,7 +372,7 @@ class ParameterServerTrainer:
             return self._progress.total
 
     @contextlib.contextmanager
-    def _counted(self) -> Iterator[None]:
+    def _count_attempts(self) -> Iterator[None]:
         """A block whose attempts are entered at its end, whatever it ends by."""
         before = self._attempts.count
         try:
@@ -392,7 +392,7 @@ class ParameterServerTrainer:
         meter.add(source, made, self._attempts.receipt if source.sampling is not None else "")
         self._optimizer.iterations.assign_add(made)
         if repeated:
-            self._attempts.take(self._attempts.reserve(dp_accounting.NonPrivateDpEvent(), 1))
+            self._attempts.take(self._attempts.reserve(NonPrivateDpEvent(), 1))
 
     def _attempt_all(self, attempt: Callable[[Any], None], number: int) -> None:
         try:
@@ -408,10 +408,10 @@ class ParameterServerTrainer:
         except tf.errors.OutOfRangeError as problem:
             raise ValueError("The data of dataset_fn ended: make it endless, with repeat().") from problem
 
-    def _event(self) -> dp_accounting.DpEvent:
+    def _event(self) -> DpEvent:
         """What an attempt is paid for; nothing bounds its cost where no sampling drew, or noise can be repeated."""
         if self._source.sampling is None or void_of(self._optimizer, self._source):
-            return dp_accounting.NonPrivateDpEvent()
+            return NonPrivateDpEvent()
         return self._optimizer.dp_event()
 
     def _rate(self) -> float:

@@ -18,7 +18,7 @@ from tfdp_rec.core.claim.sampling_proof import check_rows, draw_numbers
 from tfdp_rec.core.mechanism.checks import refuse_data_beside_the_sum
 from tfdp_rec.core.mechanism.tables import distinct_rows
 from tfdp_rec.distribute.parameter_server import ParameterServer
-from tfdp_rec.distribute.served_table import ServedTable, fetched
+from tfdp_rec.distribute.served_table import ServedTable, fetch
 from tfdp_rec.training.batch import Batch
 from tfdp_rec.training.lookahead import TableReader
 from tfdp_rec.training.private_step import PrivateStep, finite_loss
@@ -37,7 +37,7 @@ class WorkerStep:
         shared = self._step.model.shared_inputs
         numbers, batch = draw_numbers(data), Batch.from_data(check_rows(data, shared), shared)
         with tf.control_dependencies(batch.tensors):
-            with fetched(self._tables, self._reader(batch.examples)):
+            with fetch(self._tables, self._reader(batch.examples)):
                 clip = tf.cast(tf.constant(self._step.model.optimizer.l2_norm_clip, tf.float64), tf.float32)
                 clipped = self._step.clipped_sum(batch, clip)
             with tf.control_dependencies([clipped.norms]):

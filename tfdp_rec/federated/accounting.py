@@ -24,10 +24,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from dp_accounting import DpEvent, NonPrivateDpEvent
-
 from tfdp_rec.core.claim.composition import epsilon_of
-from tfdp_rec.core.claim.events import REPLACE
+from tfdp_rec.core.claim.events import REPLACE, DpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.ledger import BrokenLedger, Chain, Ledger, Mark, Payment, Snapshot, costs_of_items
 from tfdp_rec.core.claim.profiles import composed_epsilon
 

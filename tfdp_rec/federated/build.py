@@ -92,7 +92,7 @@ def update(settings: FederatedSettings) -> local.LocalUpdate:
 
 def participant(settings: FederatedSettings, node: Mapping[str, Any]) -> participants.Participant:
     """The participant of a node: the node's own data and terms, and the run's update."""
-    terms, partition = participants.DeviceTerms.of_node(node), node["partition-id"]
+    terms, partition = participants.DeviceTerms.from_node(node), node["partition-id"]
     if not isinstance(partition, int) or partition < 0:
         raise ValueError(f"partition-id must be a whole number from 0, got {partition!r}: each user has one number.")
     if "data" not in node:
@@ -109,7 +109,7 @@ def _users(settings: FederatedSettings) -> list[tuple[str, Client]]:
     return [(user, client_of(impressions)) for user, impressions in sorted(world(settings)[1].by_user().items())]
 
 
-def with_initial(settings: FederatedSettings) -> FederatedSettings:
+def write_initial(settings: FederatedSettings) -> FederatedSettings:
     """The settings, with a file of initial weights written if none was given."""
     # Keras draws initial weights from a state that all threads share, so that a server app's own would not repeat them.
     if settings.initial:

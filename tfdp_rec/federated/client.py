@@ -36,9 +36,9 @@ from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
-from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
 
+from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.claim.ledger import Mark, Payment, Snapshot
 from tfdp_rec.core.claim.profiles import composed_epsilon, releases_of
 from tfdp_rec.core.ground.files import writing
@@ -135,7 +135,7 @@ class PrivateClient:
         if not 0 <= budget_delta < 1:
             raise ValueError(f"budget_delta must be in [0, 1), got {budget_delta}.")
         folder = Path(bundle)
-        self._about = _about(folder)
+        self._about = _read_about(folder)
         self.mechanism = AttentionMechanism.from_settings(self._about["mechanism"])
         self.mechanism.guarantee()
         self._row, self._vectors = _news(folder)
@@ -199,7 +199,7 @@ class PrivateClient:
             return np.array(state.draw)
         window = state.clicks[-self._about["history_length"] :]
         protected = np.array([self._protects(click) for click in window], dtype=bool)
-        used = self._used([click[2] for click in window if self._protects(click)])
+        used = self._find_room([click[2] for click in window if self._protects(click)])
         exact = [click[2] for click in window if not self._protects(click)]
         payments = accounting.exact_payments(self._ledger, exact)
         if used:
@@ -229,7 +229,7 @@ class PrivateClient:
 
     # Budgets: one a click.
 
-    def _used(self, clicks: list[str]) -> list[str]:
+    def _find_room(self, clicks: list[str]) -> list[str]:
         """Those of the clicks, by their ids, whose budget has room for one answer more."""
         spent: dict[str, dict[DpEvent, int]] = {click: {} for click in clicks}
         for paid in self._ledger.paid:
@@ -271,7 +271,7 @@ class PrivateClient:
         return self.mechanism.finish(clipped, noise if protected.any() else np.zeros_like(noise))
 
 
-def _about(folder: Path) -> dict[str, Any]:
+def _read_about(folder: Path) -> dict[str, Any]:
     """What bundle.json says, with sizes that a phone has room for."""
     about: dict[str, Any] = json.loads((folder / "bundle.json").read_text(encoding="utf-8"))
     if not isinstance(about, dict) or about.get("format") != FORMAT:

@@ -59,7 +59,7 @@ def client_app(join: Join, secure: Callable[[Context], bool] = lambda context: F
             return self.participant.answer(parameters), 1, {}
 
     return ClientApp(
-        client_fn=lambda context: Updater(join(context)).to_client(), mods=[silence, masked(secure), guard]
+        client_fn=lambda context: Updater(join(context)).to_client(), mods=[silence, mask(secure), guard]
     )
 
 
@@ -79,7 +79,7 @@ def silence(message: Message, context: Context, call_next: Callable[[Message, Co
     return Message(Error(code=REFUSED, reason=NO_ANSWER), reply_to=message)
 
 
-def masked(secure: Callable[[Context], bool]) -> Callable[[Message, Context, Callable], Message]:
+def mask(secure: Callable[[Context], bool]) -> Callable[[Message, Context, Callable], Message]:
     """SecAgg+'s client mod in the runs that ask for it: only a run's own configuration says so."""
     from flwr.client.mod import secaggplus_mod
 
@@ -91,10 +91,10 @@ def masked(secure: Callable[[Context], bool]) -> Callable[[Message, Context, Cal
 
 def guard(message: Message, context: Context, call_next: Callable[[Message, Context], Message]) -> Message:
     """The innermost client mod: lets messages of training through alone, and strips the reply."""
-    return silence(message, context, lambda message, context: _guarded(message, context, call_next))
+    return silence(message, context, lambda message, context: _guard(message, context, call_next))
 
 
-def _guarded(message: Message, context: Context, call_next: Callable) -> Message:
+def _guard(message: Message, context: Context, call_next: Callable) -> Message:
     from flwr.app.message_type import MessageType
 
     if message.metadata.message_type != MessageType.TRAIN:

@@ -30,7 +30,7 @@ def on_grid(values: NDArray[np.float64], step: float) -> NDArray[np.float64]:
 
 def whole_gaussian(scale: float, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Gaussians of standard deviation `scale`, rounded to whole numbers."""
-    return np.floor(scale * words.without_gaps(source, shape) + 0.5)
+    return np.floor(scale * words.draw_without_gaps(source, shape) + 0.5)
 
 
 def whole_laplace(scale: float, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:

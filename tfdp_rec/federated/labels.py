@@ -27,10 +27,9 @@ import math
 from typing import ClassVar
 
 import numpy as np
-from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
-from tfdp_rec.core.claim.events import PureDpEvent
+from tfdp_rec.core.claim.events import DpEvent, NonPrivateDpEvent, PureDpEvent
 from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.sums.private_labels import response
 

@@ -30,9 +30,9 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
+from tfdp_rec.core.claim.events import DpEvent, NonPrivateDpEvent
 from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.datasets.mind.files import NewsCatalogue
 from tfdp_rec.federated import accounting
@@ -145,7 +145,7 @@ class LocalUpdate(abc.ABC):
         losses = -tf.nn.log_softmax(tf.einsum("md,mskd->msk", users, candidates))[..., 0]
         return tf.reduce_sum(losses * counted, axis=1) / tf.maximum(tf.reduce_sum(counted, axis=1), 1.0)
 
-    def _aligned(self, variables: list[Any], gradients: list[Any]) -> Gradients:
+    def _align(self, variables: list[Any], gradients: list[Any]) -> Gradients:
         """Gradients in the order of the model's trainable variables, zeros elsewhere."""
         known = {id(variable): gradient for variable, gradient in zip(variables, gradients)}
         return [
@@ -196,7 +196,7 @@ class PrivateUpdate(LocalUpdate):
             return self._client_losses(news, self.model.private_attention.reconstruct(attention), sampled, weights)
 
         variables = self.model.user_encoder.trainable_variables
-        return clipped_sum(losses, (*places, counted), variables, self.user_gradient)[0]
+        return clip_and_sum(losses, (*places, counted), variables, self.user_gradient)[0]
 
     def gradients(self, draws: Draws, source: words.WordSource = words.os_entropy) -> tuple[Gradients, float]:
         """As in `LocalUpdate`; basis vectors, candidate side of the news encoder, and what `user_gradient` adds."""
@@ -207,8 +207,8 @@ class PrivateUpdate(LocalUpdate):
         if self.user_gradient is not None:
             sums = self._users(draws.history, draws.samples, draws.counted)
             variables += self.model.user_encoder.trainable_variables
-            gradients += noised_mean(self.user_gradient, sums, len(draws.history), source)
-        return self._aligned(variables, gradients), float(loss)
+            gradients += average_with_noise(self.user_gradient, sums, len(draws.history), source)
+        return self._align(variables, gradients), float(loss)
 
     def round_events(self, client: Client) -> tuple[DpEvent, ...]:
         """One attention release, and the user gradient where there is one."""
@@ -244,7 +244,7 @@ class PublishedUpdate(LocalUpdate):
         """As in `LocalUpdate`, through the noise into every variable."""
         noise = draws.noise.astype(np.float32)
         found, loss = self._through(draws.history, draws.padded, noise, draws.samples, draws.counted)
-        return self._aligned(self.model.trainable_variables, list(found)), float(loss)
+        return self._align(self.model.trainable_variables, list(found)), float(loss)
 
     def round_events(self, client: Client) -> tuple[DpEvent, ...]:
         """Unbounded: the gradient shows the raw history."""
@@ -262,7 +262,7 @@ class GradientUpdate(LocalUpdate):
     def __init__(self, *args: Any, noise: ClippedVector, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.noise = noise
-        self._singly = tf.function(self._per_client)
+        self._singly = tf.function(self._sum_clipped)
         self._jointly = tf.function(self._plain)
 
     def _loss(self, history: Any, samples: Any, counted: Any) -> tf.Tensor:
@@ -275,17 +275,17 @@ class GradientUpdate(LocalUpdate):
             loss = tf.reduce_mean(self._loss(history, samples, counted))
         return tape.gradient(loss, [v.value for v in self.model.trainable_variables]), loss
 
-    def _per_client(self, history: Any, samples: Any, counted: Any) -> tuple[list[Any], Any]:
-        return clipped_sum(self._loss, (history, samples, counted), self.model.trainable_variables, self.noise)
+    def _sum_clipped(self, history: Any, samples: Any, counted: Any) -> tuple[list[Any], Any]:
+        return clip_and_sum(self._loss, (history, samples, counted), self.model.trainable_variables, self.noise)
 
     def gradients(self, draws: Draws, source: words.WordSource = words.os_entropy) -> tuple[Gradients, float]:
         """As in `LocalUpdate`; the basis vectors are not used and get zeros (plus noise, as all do)."""
         data = (draws.history, draws.samples, draws.counted)
         if self.noise.noiseless:
             found, loss = self._jointly(*data)
-            return self._aligned(self.model.trainable_variables, list(found)), float(loss)
+            return self._align(self.model.trainable_variables, list(found)), float(loss)
         sums, loss = self._singly(*data)
-        return noised_mean(self.noise, sums, len(draws.history), source), float(loss)
+        return average_with_noise(self.noise, sums, len(draws.history), source), float(loss)
 
     label_event = None
 
@@ -306,7 +306,7 @@ def finite_news(vectors: tf.Tensor) -> tf.Tensor:
     return tf.where(whole, vectors, anonymous)
 
 
-def clipped_sum(
+def clip_and_sum(
     losses_of: Callable[..., tf.Tensor], clients: tuple[Any, ...], variables: list[Any], noise: ClippedVector
 ) -> tuple[list[Any], Any]:
     """Sum over clients of each one's gradient scaled to norm at most C, on the noise's grid; 0 if it is not finite."""
@@ -327,7 +327,7 @@ def clipped_sum(
     return totals, loss / tf.cast(tf.shape(clients[0])[0], tf.float32)
 
 
-def noised_mean(
+def average_with_noise(
     noise: ClippedVector, sums: list[Any], count: int, source: words.WordSource = words.os_entropy
 ) -> Gradients:
     """The mean of `count` clients' clipped gradients, each with its own noise."""

@@ -39,12 +39,11 @@ import math
 from typing import Any, Literal
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import optimize
 
 from tfdp_rec.core.claim import profiles
-from tfdp_rec.core.claim.events import PaddedDpEvent, PureDpEvent
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, NonPrivateDpEvent, PaddedDpEvent, PureDpEvent
 from tfdp_rec.core.claim.profiles import Number, deamplify, gaussian_delta
 from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated.grid import on_grid, whole_gaussian, whole_laplace
@@ -94,7 +93,7 @@ class Calibration(abc.ABC):
         """Noise in whole steps of a grid (`grid.py`), of which the scale is so many."""
 
     @abc.abstractmethod
-    def unpadded(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
+    def event_without_padding(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
         """What noise of this scale on the clipped attention really is, without padding."""
 
 
@@ -113,7 +112,7 @@ class AnalyticGaussian(Calibration):
     def steps(self, scale: float, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
         return whole_gaussian(scale, source, shape)
 
-    def unpadded(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
+    def event_without_padding(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
         return GaussianDpEvent(scale / l2_sensitivity(clip_norm))
 
     def sensitivity(self, num_basis: int, clip_norm: float) -> float:
@@ -137,7 +136,7 @@ class PureLaplace(Calibration):
     def steps(self, scale: float, source: words.WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
         return whole_laplace(scale, source, shape)
 
-    def unpadded(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
+    def event_without_padding(self, scale: float, num_basis: int, clip_norm: float) -> DpEvent:
         return PureDpEvent(l1_sensitivity(num_basis, clip_norm) / scale)
 
     def sensitivity(self, num_basis: int, clip_norm: float) -> float:
@@ -297,7 +296,7 @@ class AttentionMechanism:
         scale = self.noise_scale
         if scale == 0:
             return NonPrivateDpEvent()
-        inner = self.calibration.unpadded(scale, self.num_basis, self.clip_norm)
+        inner = self.calibration.event_without_padding(scale, self.num_basis, self.clip_norm)
         return PaddedDpEvent(inner, self.padding) if self.padding else inner
 
     def delta_at(self, epsilon: Number) -> Number:

@@ -23,9 +23,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent
 from numpy.typing import NDArray
 
+from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent
 from tfdp_rec.core.claim.ledger import BrokenLedger, Ledger, Mark, Payment, Snapshot
 from tfdp_rec.core.claim.profiles import composed_epsilon, releases_of
 from tfdp_rec.core.ground.files import writing
@@ -68,7 +68,7 @@ class DeviceTerms:
             raise ValueError(f"budget-delta must be in [0, 1), got {self.budget_delta}.")
 
     @classmethod
-    def of_node(cls, config: Mapping[str, Any]) -> DeviceTerms:
+    def from_node(cls, config: Mapping[str, Any]) -> DeviceTerms:
         """The terms in a node's own configuration; a node without ledger or budget is refused."""
         missing = [key for key in ("ledger", "budget-epsilon") if key not in config]
         if missing:
@@ -113,30 +113,31 @@ class Participant:
                 f"The server asks for method {self.method}, and this node computes {', '.join(self.terms.methods)} "
                 "alone."
             )
-        mark = _mark(self._marked)
+        mark = _mark(self._mark_path)
         with accounting.open_ledger(self.terms.ledger, DATA, mark) as ledger:
             if mark is None:
                 self._remember(ledger)
             accounting.keep_to(ledger, self.person)
-            needed = self._labels_needed(_kept_labels(ledger))
+            needed = self._find_missing_labels(_read_labels(ledger))
             private = [*self._payment_for_labels(needed), *self._payment_for_round()]
             payments = [*accounting.exact_payments(ledger, self.data.exact), *private]
             self._refuse_dear(private)
             self._refuse_overspending(ledger, payments)
             for payment in payments:
                 if payment.label == "labels":
-                    payment = dataclasses.replace(payment, settings={**payment.settings, "labels": self._drawn(needed)})
+                    settings = {**payment.settings, "labels": self._draw_labels(needed)}
+                    payment = dataclasses.replace(payment, settings=settings)
                 ledger.pay(**vars(payment))
             self._remember(ledger)
-            self.data = self._with_labels(_kept_labels(ledger))
+            self.data = self._add_labels(_read_labels(ledger))
 
     @property
-    def _marked(self) -> str:
+    def _mark_path(self) -> str:
         """Path of what the device remembers of its ledger."""
         return f"{self.terms.ledger}.mark"
 
     def _remember(self, ledger: Ledger) -> None:
-        with writing(self._marked, private=True) as file:
+        with writing(self._mark_path, private=True) as file:
             json.dump(dataclasses.asdict(ledger.mark), file)
 
     # Labels: drawn once, kept with the ids of their candidates.
@@ -145,7 +146,7 @@ class Participant:
     def _keeps_labels(self) -> bool:
         return self.update.label_event is not None and self.data.label_epsilon is None
 
-    def _labels_needed(self, kept: Labels) -> list[int]:
+    def _find_missing_labels(self, kept: Labels) -> list[int]:
         """Which training clicks have no label: among the same candidates those after the last that has one."""
         if not self._keeps_labels:
             return []
@@ -158,14 +159,14 @@ class Participant:
                     needed.append(index)
         return needed
 
-    def _drawn(self, needed: list[int]) -> list[dict[str, Any]]:
+    def _draw_labels(self, needed: list[int]) -> list[dict[str, Any]]:
         clicks = [self.data.clicks[index] for index in needed]
         return [
             {"candidates": shown, "label": shown[int(self.update.labels.sample(len(shown), click, self.source)[0])]}
             for shown, click in clicks
         ]
 
-    def _with_labels(self, kept: Labels) -> Client:
+    def _add_labels(self, kept: Labels) -> Client:
         if not self._keeps_labels:
             return self.data
         left = {question: list(labels) for question, labels in kept.items()}
@@ -222,7 +223,7 @@ def _question(shown: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(shown))
 
 
-def _kept_labels(ledger: Ledger) -> Labels:
+def _read_labels(ledger: Ledger) -> Labels:
     """The private labels that were ever drawn."""
     kept: Labels = {}
     for paid in ledger.paid:

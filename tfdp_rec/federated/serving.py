@@ -83,7 +83,7 @@ def export_client(
     files = {"attention.pb": attention.graph.as_graph_def().SerializeToString()}
     graphs.encoder(files["attention.pb"], *sizes)
     if tflite:
-        files["client.tflite"] = _converted(attention)
+        files["client.tflite"] = _convert(attention)
         graphs.lite_encoder(files["client.tflite"], *sizes)
     digest = hashlib.sha256(b"".join(np.ascontiguousarray(w).tobytes() for w in model.get_weights()))
     about = {"mechanism": mechanism.settings(), "history_length": history_length, "model": digest.hexdigest()[:16]}
@@ -119,7 +119,7 @@ def _attention(model: Any, length: int, width: int) -> Any:
     return attention.get_concrete_function()
 
 
-def _converted(attention: Any) -> bytes:
+def _convert(attention: Any) -> bytes:
     try:
         converted: bytes = tf.lite.TFLiteConverter.from_concrete_functions([attention]).convert()
     except Exception as error:

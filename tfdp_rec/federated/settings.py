@@ -63,7 +63,7 @@ class FederatedSettings:
         return "".join(f"{name} = {toml(value)}\n" for name, value in dataclasses.asdict(self).items())
 
     @classmethod
-    def of_run(cls, config: Mapping[str, Any]) -> FederatedSettings:
+    def from_run(cls, config: Mapping[str, Any]) -> FederatedSettings:
         """The settings that Flower carried, its run configuration."""
         known = {field.name for field in dataclasses.fields(cls)}
         return cls(**{name: value for name, value in config.items() if name in known})
@@ -82,7 +82,7 @@ class Nodes:
     )  # fmt: skip
     ledgers: str = option("", "folder of the clients' training ledgers; left out, beside --output")
 
-    def of_run(self, settings: FederatedSettings) -> Nodes:
+    def complete_from(self, settings: FederatedSettings) -> Nodes:
         """With what was left out taken from the run that the same person starts."""
         beside = str(Path(settings.output).with_suffix(".ledgers"))
         return dataclasses.replace(

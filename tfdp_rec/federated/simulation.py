@@ -122,7 +122,7 @@ class Simulation:
 
     def round(self) -> float:
         """One round; returns the cohort's loss."""
-        chosen = self._chosen()
+        chosen = self._choose_clients()
         self.answers[chosen] += 1  # before anything of them comes into the weights
         draws = self.update.draw([self.clients[i] for i in chosen], self.source)
         gradients, loss = self.update.gradients(draws, self.source)
@@ -134,7 +134,7 @@ class Simulation:
         self.losses.append(loss)
         return loss
 
-    def _chosen(self) -> NDArray[np.int64]:
+    def _choose_clients(self) -> NDArray[np.int64]:
         """The clients of the next cohort."""
         if self.most_answers is None:
             return self._order.choice(len(self.clients), self.cohort_size, replace=False)

@@ -21,10 +21,9 @@ import math
 from typing import ClassVar
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.core.claim.events import PureDpEvent
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, NonPrivateDpEvent, PureDpEvent
 from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated.grid import on_grid, whole_gaussian, whole_laplace
 from tfdp_rec.federated.mechanism import LEAST_CLIP, unit_sigma
@@ -61,10 +60,10 @@ class ClippedVector(abc.ABC):
     @property
     def event(self) -> DpEvent:
         """What one release costs."""
-        return NonPrivateDpEvent() if self.noiseless else self._noised()
+        return NonPrivateDpEvent() if self.noiseless else self._event_of_noise()
 
     @abc.abstractmethod
-    def _noised(self) -> DpEvent: ...
+    def _event_of_noise(self) -> DpEvent: ...
 
     @property
     def grid(self) -> float:
@@ -131,7 +130,7 @@ class VectorMechanism(ClippedVector):
             return 0.0
         return 2.0 * self.l2_norm_clip * unit_sigma(self.epsilon, self.delta)
 
-    def _noised(self) -> DpEvent:
+    def _event_of_noise(self) -> DpEvent:
         return GaussianDpEvent(self.scale / (2.0 * self.l2_norm_clip))
 
     def _steps(self, count: int, shape: tuple[int, ...], source: words.WordSource) -> NDArray[np.float64]:
@@ -165,7 +164,7 @@ class PureVectorMechanism(ClippedVector):
         """Scale of the Laplace noise on every coordinate."""
         return 2.0 * self.l1_norm_clip / self.epsilon
 
-    def _noised(self) -> DpEvent:
+    def _event_of_noise(self) -> DpEvent:
         return PureDpEvent(self.epsilon)
 
     def _steps(self, count: int, shape: tuple[int, ...], source: words.WordSource) -> NDArray[np.float64]:

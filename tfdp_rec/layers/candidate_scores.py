@@ -26,7 +26,7 @@ from tfdp_rec.core.ground.keras_internals import guarded_resource
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import held_rows
 from tfdp_rec.core.sensitivity import factors, rules
-from tfdp_rec.core.sensitivity.rules import of_rows
+from tfdp_rec.core.sensitivity.rules import check_ids
 from tfdp_rec.layers.negatives import Negatives, Softmax, any_of, best, is_among, negatives_of, repeats_last
 
 Offsets: TypeAlias = tuple[tf.Tensor | None, tf.Tensor | None]
@@ -153,7 +153,7 @@ class CandidateScores(keras.layers.Layer):
         operands = self.operands(query, positives, negatives, exclude, offsets)
         flat, positives, negatives, exclude, offsets, _ = operands
         products = self.products(flat, positives, negatives, guarded_resource(self.embeddings), offsets)
-        return self.finished(products, positives, negatives, exclude, as_loss, query)
+        return self.finish(products, positives, negatives, exclude, as_loss, query)
 
     def operands(
         self, query: tf.Tensor, positives: Any, negatives: Any = None, exclude: Any = None, offsets: Any = None
@@ -177,12 +177,12 @@ class CandidateScores(keras.layers.Layer):
             if others is not None:
                 raise ValueError(f"Layer '{self.name}' draws its negatives: offsets are for those that a call gives.")
             negatives, often = repeats_last(negatives)
-            others = often - self.negatives.log_expected(negatives - self.first)
+            others = often - self.negatives.log_expectation(negatives - self.first)
         if self.softmax.temperature != 1:
             query = query / self.softmax.temperature
         return query, positives, negatives, exclude, (own, others), drawn
 
-    def finished(
+    def finish(
         self, products: tuple[tf.Tensor, tf.Tensor], positives: tf.Tensor, negatives: tf.Tensor,
         exclude: tf.Tensor | None, as_loss: bool, query: tf.Tensor,
     ) -> tf.Tensor:  # fmt: skip
@@ -264,13 +264,13 @@ class CandidateScoresRule(rules.Rule):
         as_loss = given.pop("as_loss", False)
         given_query = call.args[0] if call.args else given["query"]
         query, positives, negatives, exclude, offsets, drawn = layer.operands(*call.args, **given)
-        positives, negatives = (of_rows(ids, layer, layer.embeddings) for ids in (positives, negatives))
+        positives, negatives = (check_ids(ids, layer, layer.embeddings) for ids in (positives, negatives))
         # `factors` needs rows, not ids; a second lookup or draw would not be the one that the logits are made of.
         call.args, call.kwargs = (query, positives, negatives), {"drawn": drawn}
         hooks.before_read(layer.embeddings, _one_after_the_other(positives, negatives))
         products = layer.products(query, positives, negatives, held_rows(layer.embeddings), offsets)
         watched = tuple(map(hooks.watch, products))
-        return layer.finished(watched, positives, negatives, exclude, as_loss, given_query)
+        return layer.finish(watched, positives, negatives, exclude, as_loss, given_query)
 
     def factors(self, call: rules.Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
         query, positives, negatives = call.args

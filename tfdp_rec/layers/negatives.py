@@ -18,7 +18,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.datasets.negative_shares import checked_counts, shares
+from tfdp_rec.datasets.negative_shares import check_counts, shares
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -46,7 +46,7 @@ class Negatives(keras.layers.Layer):
         if not 1 <= number or not 1 <= catalogue:
             raise ValueError(f"Negatives need number and catalogue of at least 1, got {number} and {catalogue}.")
         self.number, self.catalogue = int(number), int(catalogue)
-        self.released_counts = None if released_counts is None else checked_counts(released_counts, self.catalogue)
+        self.released_counts = None if released_counts is None else check_counts(released_counts, self.catalogue)
         self._shares = None if self.released_counts is None else shares(self.released_counts)
         self.seed_generator = keras.random.SeedGenerator()
         self.built = True
@@ -59,10 +59,10 @@ class Negatives(keras.layers.Layer):
         found = tf.searchsorted(tf.constant(np.cumsum(self._shares)), places, side="right", out_type=tf.int64)
         return tf.minimum(found, self.catalogue - 1)
 
-    def log_expected(self, numbers: tf.Tensor) -> tf.Tensor:
+    def log_expectation(self, numbers: tf.Tensor) -> tf.Tensor:
         """log(S Q(s)), float32: the correction to subtract from the logit of each negative."""
         if self._shares is None:
-            return tf.fill(tf.shape(numbers), log_expected(self.number, self.catalogue))
+            return tf.fill(tf.shape(numbers), log_expectation(self.number, self.catalogue))
         return tf.gather(tf.constant(np.log(self.number * self._shares), tf.float32), numbers)
 
     def get_config(self) -> dict[str, Any]:
@@ -84,17 +84,17 @@ def negatives_of(given: Any, catalogue: int) -> Any:
 _FAR_BELOW = -1e9  # a logit that takes no part in a softmax
 
 
-def log_expected(number: Any, catalogue: int) -> tf.Tensor:
+def log_expectation(number: Any, catalogue: int) -> tf.Tensor:
     """log(S / M): the correction for S uniform draws from M candidates."""
     return tf.math.log(tf.cast(number, tf.float32)) - np.log(catalogue)
 
 
-def of_batch(data: Mapping[str, Any], catalogue: int) -> tuple[tf.Tensor, tf.Tensor]:
+def read_batch(data: Mapping[str, Any], catalogue: int) -> tuple[tf.Tensor, tf.Tensor]:
     """A batch's negatives `[S]`, repeats last, and their offsets; without `expected` all are equally likely."""
     negatives = tf.cast(data["negatives"], tf.int64)
     if "expected" in data:
         return repeats_last(negatives, tf.math.log(data["expected"]))
-    return repeats_last(negatives, tf.fill(tf.shape(negatives), log_expected(tf.size(negatives), catalogue)))
+    return repeats_last(negatives, tf.fill(tf.shape(negatives), log_expectation(tf.size(negatives), catalogue)))
 
 
 def repeats_last(negatives: tf.Tensor, corrections: tf.Tensor | None = None) -> tuple[tf.Tensor, tf.Tensor]:
@@ -113,7 +113,7 @@ def repeats_last(negatives: tf.Tensor, corrections: tf.Tensor | None = None) -> 
     return tf.ensure_shape(ordered, negatives.shape), tf.ensure_shape(offsets, negatives.shape)
 
 
-def without(others: tf.Tensor, left_out: tf.Tensor | None) -> tf.Tensor:
+def mask_out(others: tf.Tensor, left_out: tf.Tensor | None) -> tf.Tensor:
     """Logits `[batch, S]` of negatives, those that a mask leaves out far below the others."""
     return others if left_out is None else tf.where(left_out, tf.constant(_FAR_BELOW, others.dtype), others)
 
@@ -130,10 +130,10 @@ class Softmax:
 
     def logits(self, own: tf.Tensor, others: tf.Tensor, left_out: tf.Tensor | None) -> tf.Tensor:
         """Logits `[batch, 1 + S]`, without the negatives that a mask leaves out."""
-        others = without(others, left_out)
+        others = mask_out(others, left_out)
         if self.num_hard_negatives is not None:
             largest = tf.math.top_k(others, tf.minimum(self.num_hard_negatives, tf.shape(others)[1])).values
-            others = without(others, others < largest[:, -1:])
+            others = mask_out(others, others < largest[:, -1:])
         return tf.concat([own, others], axis=1)
 
     def losses(self, own: tf.Tensor, others: tf.Tensor, left_out: tf.Tensor | None) -> tf.Tensor:
@@ -186,7 +186,7 @@ def cross_entropy_beside(own: tf.Tensor, others: tf.Tensor, left_out: tf.Tensor 
 
     @tf.custom_gradient
     def loss(own: tf.Tensor, others: tf.Tensor) -> Any:
-        others = without(others, left_out)
+        others = mask_out(others, left_out)
         most = tf.maximum(own, tf.reduce_max(others, axis=1, keepdims=True))
         mine, theirs = tf.exp(own - most), tf.exp(others - most)
         total = mine + tf.reduce_sum(theirs, axis=1, keepdims=True)

@@ -88,7 +88,7 @@ class TowerScores(keras.layers.Layer):
         logits = tf.einsum("bd,bsd->bs", query / self.softmax.temperature, tf.cast(rows, query.dtype))
         hits = [_same(*pair) for pair in zip(tf.nest.flatten(positives), tf.nest.flatten(others))]
         hit = tf.reduce_all(tf.stack(hits), axis=0)
-        others = logits[:, 1:] - tf.cast(self.negatives.log_expected(drawn), logits.dtype)
+        others = logits[:, 1:] - tf.cast(self.negatives.log_expectation(drawn), logits.dtype)
         return self.softmax.logits(logits[:, :1], others, any_of(hit, is_among(drawn, exclude)))
 
     def _refuse_text_for_numbers(self, positives: Any) -> None:

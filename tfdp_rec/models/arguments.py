@@ -28,7 +28,7 @@ class SavedByArguments:
     @classmethod
     def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
         """The object of a config, layers among its arguments included."""
-        return cls(**{name: _made(value, custom_objects) for name, value in config.items()})
+        return cls(**{name: _make(value, custom_objects) for name, value in config.items()})
 
 
 def _plain(value: Any) -> Any:
@@ -41,7 +41,7 @@ def _plain(value: Any) -> Any:
     return keras.saving.serialize_keras_object(value) if hasattr(value, "get_config") else value
 
 
-def _made(value: Any, custom_objects: Any) -> Any:
+def _make(value: Any, custom_objects: Any) -> Any:
     if isinstance(value, dict) and "class_name" in value:
         return keras.saving.deserialize_keras_object(value, custom_objects)
     return value

@@ -20,13 +20,13 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import dp_accounting
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.audit import OneRunAudit, flip_coins, one_run_audit
 from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.events import DpEvent, SelfComposedDpEvent
 from tfdp_rec.core.ground.refused import refuse_below
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.models.arguments import SavedByArguments
@@ -58,9 +58,9 @@ class AuditPlan:
         if self.num_guesses > self.num_canaries:
             raise ValueError(f"num_guesses must be at most {self.num_canaries}, got {self.num_guesses}.")
 
-    def claimed_epsilon(self, event: dp_accounting.DpEvent) -> float:
+    def epsilon_claim(self, event: DpEvent) -> float:
         """ε that the mechanism's event promises for a canary in all steps; infinite without a guarantee."""
-        return epsilon_of(dp_accounting.SelfComposedDpEvent(event, self.steps), self.delta)
+        return epsilon_of(SelfComposedDpEvent(event, self.steps), self.delta)
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -78,7 +78,7 @@ class CanaryTable(SavedByArguments, PrivateTraining, keras.Model):
         """−G ⟨row, u⟩ for each canary in the batch."""
         return -self.gradient_norm * self.width**-0.5 * tf.reduce_sum(self.rows(data), axis=-1)
 
-    def moved(self) -> np.ndarray:
+    def distances(self) -> np.ndarray:
         """Distance that each row has moved along u, in the weights as released."""
         (table,) = self.get_weights()
         return np.sum(table.astype(np.float64), axis=1) * self.width**-0.5
@@ -96,14 +96,14 @@ def audit_runs(
     plan = plan or AuditPlan()
     model = CanaryTable(plan.num_canaries, plan.width, gradient_norm=_GAIN * optimizer.l2_norm_clip)
     model.compile(optimizer=optimizer)
-    before = model.moved()
+    before = model.distances()
     run = 0
     while True:
         coins = flip_coins(plan.num_canaries, None if seed is None else seed + run)
         batch = np.asarray(batch_of(np.flatnonzero(coins)), np.int64)
         data = tf.data.Dataset.from_tensors(batch).map(_any_length).repeat(plan.steps)
         model.fit(data, epochs=1, verbose=0)
-        after = model.moved()
+        after = model.distances()
         yield one_run_audit(
             after - before,
             coins,

@@ -71,14 +71,14 @@ class DLRMLayers(SavedByArguments):
         for layer in self.bottom:
             vector = layer(vector)
         bags = tf.unstack(inputs["ids"], num=len(self.tables), axis=1)
-        vectors = [vector, *(self._pooled(table, ids) for table, ids in zip(self.tables, bags))]
+        vectors = [vector, *(self._pool(table, ids) for table, ids in zip(self.tables, bags))]
         x = tf.concat([vector, self.interaction(vectors)], axis=1)
         for layer in self.top:
             x = layer(x)
         return self.logit(x)
 
     @staticmethod
-    def _pooled(table: keras.layers.Embedding, ids: tf.Tensor) -> tf.Tensor:
+    def _pool(table: keras.layers.Embedding, ids: tf.Tensor) -> tf.Tensor:
         rows = table(ids)
         return rows if ids.shape.rank == 1 else tf.reduce_sum(rows, axis=1)
 

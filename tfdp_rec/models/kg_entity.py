@@ -24,7 +24,7 @@ import tensorflow as tf
 import tensorflow_recommenders as tfrs
 
 from tfdp_rec.layers.candidate_scores import CandidateScores
-from tfdp_rec.layers.negatives import of_batch
+from tfdp_rec.layers.negatives import read_batch
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.training.model import PrivateTraining
 
@@ -142,7 +142,7 @@ class KGEntity(SavedByArguments, PrivateTraining, tfrs.Model):
             training: Whether the model trains, as in Keras.
         """
         query = self.call(data, training=training)
-        negatives, corrections = of_batch(data, self.num_labels - 1)
+        negatives, corrections = read_batch(data, self.num_labels - 1)
         return self.labels.cross_entropy(query, data["label"], negatives, offsets=(None, corrections))
 
     def top_k(self, batch: Mapping[str, Any], k: int) -> tuple[tf.Tensor, tf.Tensor]:

@@ -19,7 +19,7 @@ from tfdp_rec.datasets.log import PADDING
 Model = TypeVar("Model", bound="OwnCatalogue")
 
 
-def loaded_model(path: Path, **options: Any) -> Any:
+def load_model(path: Path, **options: Any) -> Any:
     """The `TwoTower` or `SASRec` in a .keras file; `options` of Keras' `load_model`."""
     from tfdp_rec.models import SASRec, TwoTower
 
@@ -63,42 +63,40 @@ class OwnCatalogue:
             >>> model.grow([593]).vocabulary.tolist()
             [318, 296, 593]
         """
-        if prior is not None and self.frozen_of_items():
+        if prior is not None and self.constants_of_items():
             raise ValueError("A model upon sums takes no prior: new items have the least popularity of the others.")
         joining = np.atleast_1d(new_ids)
         known = np.intersect1d(self.vocabulary, joining).tolist()
         if known:
             raise ValueError(f"In the catalogue already: {known[:5]}.")
-        ids = [*self.vocabulary.tolist(), *joining.tolist()]
-        usual = np.append(self.prior, np.full(len(joining), self.prior.min()))
-        places = np.append(np.arange(len(self.vocabulary)), np.full(len(joining), -1))
-        return self._going_on(ids, usual if prior is None else prior, places)
-
-    def _going_on(self: Model, ids: Any, prior: Any, places: NDArray[np.int64]) -> Model:
-        """A model of these items that goes on from this one, which has them at these places; −1 for new ones."""
-        changed = {"vocabulary": np.asarray(ids).tolist(), "prior": np.asarray(prior).tolist()}
+        if prior is None:
+            prior = np.append(self.prior, np.full(len(joining), self.prior.min()))
+        changed = {
+            "vocabulary": [*self.vocabulary.tolist(), *joining.tolist()],
+            "prior": np.asarray(prior).tolist(),
+        }
         usual = keras.config.dtype_policy()
         keras.config.set_dtype_policy(self.item_tables()[0].dtype_policy)
         try:
-            config = {**self.get_config(), **changed, **self._other_arguments(places)}  # type: ignore[attr-defined]
+            config = {**self.get_config(), **changed, **self._other_arguments()}  # type: ignore[attr-defined]
             made = type(self).from_config(config)  # type: ignore[attr-defined]
         finally:
             keras.config.set_dtype_policy(usual)
         for mine, other in zip(layers_within(self), layers_within(made)):  # type: ignore[arg-type]
             other.trainable = mine.trainable
-        rows = [PADDING, *(places[places >= 0] + 1).tolist()]
+        rows = [PADDING, *range(1, len(self.vocabulary) + 1)]
         tables = dict.fromkeys((table.embeddings.path for table in self.item_tables()), rows)
-        made.take_frozen_of_items(self, places)
-        replaced = [variable.path for variable in self.frozen_of_items()]
+        made.take_constants(self)
+        replaced = [variable.path for variable in self.constants_of_items()]
         return self.grow_into(made, kept=tables, replaced=replaced)  # type: ignore[attr-defined]
 
-    def _other_arguments(self, places: NDArray[np.int64]) -> dict[str, Any]:
-        """Further arguments of the constructor that depend on the items."""
+    def _other_arguments(self) -> dict[str, Any]:
+        """Further arguments of the constructor."""
         return {}
 
-    def frozen_of_items(self) -> list[keras.Variable]:
+    def constants_of_items(self) -> list[keras.Variable]:
         """Weights beside the tables that depend on the items, and are not trained."""
         return []
 
-    def take_frozen_of_items(self: Model, before: Model, places: NDArray[np.int64]) -> None:
-        """Takes the values of these from a model that has the items at these places; −1 for new ones."""
+    def take_constants(self: Model, before: Model) -> None:
+        """Takes the values of these from a model of the first of its items."""

@@ -18,7 +18,6 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from tfdp_rec.datasets.log import PADDING
 
@@ -53,22 +52,14 @@ class ReleasedSums(keras.layers.Layer):
         self.prior.assign(np.pad(recommender.prior, (1, 0)))
         self.popularity.assign(np.pad(recommender.popularity, (1, 0)))
 
-    def stay(self, places: NDArray[np.int64]) -> int:
-        """Number of items of the head among the items at these places; −1 is none."""
-        return int(np.count_nonzero(self.places.numpy()[1 + places]))
-
-    def take_from(self, other: ReleasedSums, places: NDArray[np.int64]) -> None:
-        """Takes the numbers of the items at these places of another; −1 is an item without sums."""
-        held = other.places.numpy()[1 + places]
-        rows = np.append(0, np.sort(held[held > 0]))
-        new_place = np.zeros(other.head + 1, np.int32)
-        new_place[rows] = np.arange(len(rows))
-        self.places.assign(np.append(0, new_place[held]))
-        self.between.assign(other.between.numpy()[np.ix_(rows, rows)])
-        self.overlap.assign(other.overlap.numpy()[rows])
+    def take_from(self, other: ReleasedSums) -> None:
+        """Takes the numbers of the first items from another; the further ones are without sums."""
+        self.between.assign(other.between)
+        self.overlap.assign(other.overlap)
+        self.places.assign(np.pad(other.places.numpy(), (0, self.items - other.items)))
         for mine, theirs in ((self.prior, other.prior), (self.popularity, other.popularity)):
             values = theirs.numpy()
-            mine.assign(np.append(0, np.where(places >= 0, values[1 + places], values[1:].min())))
+            mine.assign(np.pad(values, (0, self.items - other.items), constant_values=values[1:].min()))
 
     def call(self, context: tf.Tensor, label: tf.Tensor, negatives: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         held, wanted, others = (self._place(ids) for ids in (context, label, negatives))

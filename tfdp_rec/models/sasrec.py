@@ -26,18 +26,18 @@ import keras
 import numpy as np
 import tensorflow as tf
 import tensorflow_recommenders as tfrs
-from dp_accounting import DpEvent
-from numpy.typing import ArrayLike, NDArray
+from numpy.typing import ArrayLike
 
+from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.ground.keras_internals import resource
 from tfdp_rec.datasets.log import PADDING, Catalogue
 from tfdp_rec.layers.candidate_scores import CandidateScores
-from tfdp_rec.layers.negatives import of_batch
+from tfdp_rec.layers.negatives import read_batch
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.models.kg_entity import EncoderBlock
 from tfdp_rec.models.own_catalogue import OwnCatalogue
 from tfdp_rec.models.released_sums import ReleasedSums
-from tfdp_rec.models.two_tower import checked_prior
+from tfdp_rec.models.two_tower import check_prior
 from tfdp_rec.serving import own_ids
 from tfdp_rec.training.model import PrivateTraining
 
@@ -106,7 +106,7 @@ class SASRec(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrainin
             raise ValueError(f"num_heads must divide width, got {num_heads} heads and width {width}.")
         self.vocabulary = Catalogue(vocabulary).ids
         self.width, self.history_length = width, history_length
-        self.prior = checked_prior(prior, len(self.vocabulary))
+        self.prior = check_prior(prior, len(self.vocabulary))
         rows = len(self.vocabulary) + 1
         start = keras.initializers.RandomNormal(stddev=width**-0.5)
         self.items = keras.layers.Embedding(rows, width, embeddings_initializer=start, name="items")
@@ -186,23 +186,23 @@ class SASRec(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrainin
         begin = self._log_prior[1:] if self.sums is None else self.sums.everything(context)
         return tf.matmul(last, self.scores.embeddings[1:], transpose_b=True) + tf.cast(begin, last.dtype)
 
-    # Items that join and leave.
+    # Items that join.
 
     def item_tables(self) -> list[Any]:
         """As `OwnCatalogue.item_tables`."""
         return [self.items, self.scores]
 
-    def _other_arguments(self, places: NDArray[np.int64]) -> dict[str, Any]:
-        return {} if self.sums is None else {"sums": {"head": self.sums.stay(places), "recency": self.sums.recency}}
+    def _other_arguments(self) -> dict[str, Any]:
+        return {} if self.sums is None else {"sums": {"head": self.sums.head, "recency": self.sums.recency}}
 
-    def frozen_of_items(self) -> list[keras.Variable]:
-        """As `OwnCatalogue.frozen_of_items`: the released sums."""
+    def constants_of_items(self) -> list[keras.Variable]:
+        """As `OwnCatalogue.constants_of_items`: the released sums."""
         return [] if self.sums is None else list(self.sums.weights)
 
-    def take_frozen_of_items(self, before: SASRec, places: NDArray[np.int64]) -> None:
-        """As `OwnCatalogue.take_frozen_of_items`."""
+    def take_constants(self, before: SASRec) -> None:
+        """As `OwnCatalogue.take_constants`."""
         if self.sums is not None and before.sums is not None:
-            self.sums.take_from(before.sums, places)
+            self.sums.take_from(before.sums)
 
     # Serving.
 
@@ -215,7 +215,7 @@ class SASRec(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrainin
 
     def per_example_loss(self, data: dict[str, tf.Tensor], training: bool = True) -> tf.Tensor:
         """The mean over an example's places of the sampled-softmax cross-entropy, `[batch]`."""
-        label, (negatives, corrections) = tf.cast(data["label"], tf.int64), of_batch(data, len(self.vocabulary))
+        label, (negatives, corrections) = tf.cast(data["label"], tf.int64), read_batch(data, len(self.vocabulary))
         if self.sums is None:
             own, others = (tf.gather(self._log_prior, ids) for ids in (label, negatives))
         else:

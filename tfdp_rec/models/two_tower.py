@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike
 
 from tfdp_rec.datasets.log import PADDING, Catalogue
 from tfdp_rec.layers.candidate_scores import CandidateScores
-from tfdp_rec.layers.negatives import of_batch
+from tfdp_rec.layers.negatives import read_batch
 from tfdp_rec.metrics import ranks
 from tfdp_rec.models.arguments import SavedByArguments
 from tfdp_rec.models.own_catalogue import OwnCatalogue
@@ -86,7 +86,7 @@ class TwoTower(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrain
         super().__init__(**kwargs)
         self.vocabulary = Catalogue(vocabulary).ids
         self.width, self.hidden, self.history_length = width, hidden, history_length
-        self.prior = checked_prior(prior, len(self.vocabulary))
+        self.prior = check_prior(prior, len(self.vocabulary))
         self.ks = tuple(sorted(k for k in ks if k <= len(self.vocabulary)))
         rows = len(self.vocabulary) + 1
         start = keras.initializers.RandomNormal(stddev=width**-0.5)
@@ -113,7 +113,7 @@ class TwoTower(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrain
 
     def call(self, context: tf.Tensor) -> tf.Tensor:
         """Scores of the whole catalogue, `[batch, movies]`."""
-        return tf.matmul(_with_one(self.encode(context)), self._candidates(), transpose_b=True)
+        return tf.matmul(_append_one(self.encode(context)), self._candidates(), transpose_b=True)
 
     def _candidates(self) -> tf.Tensor:
         """The label table without padding, the log prior as one more column."""
@@ -127,7 +127,7 @@ class TwoTower(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrain
 
     def per_example_loss(self, data: dict[str, tf.Tensor], training: bool = True) -> tf.Tensor:
         """Sampled-softmax cross-entropy of each example, `[batch]`."""
-        label, (negatives, corrections) = tf.cast(data["label"], tf.int64), of_batch(data, len(self.vocabulary))
+        label, (negatives, corrections) = tf.cast(data["label"], tf.int64), read_batch(data, len(self.vocabulary))
         own, others = (tf.gather(self._log_prior, ids) for ids in (label, negatives))
         others += corrections
         losses = self.scores.cross_entropy(self.encode(data["context"]), label, negatives, offsets=(own, others))
@@ -171,7 +171,7 @@ class TwoTowerAnswers(own_ids.WholeCatalogue):
         """As `WholeCatalogue.scores`; the last items make the query."""
         known = tf.cast(history >= 0, tf.int64)
         recent = tf.cast(tf.cumsum(known, axis=1, reverse=True) <= self.history_length, tf.int64)
-        query = _with_one(self._encode(history + 1, known * recent))
+        query = _append_one(self._encode(history + 1, known * recent))
         return tf.matmul(query, self.candidates, transpose_b=True)
 
     def _encode(self, watched: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
@@ -188,12 +188,12 @@ def _bag(rows: tf.Tensor, present: tf.Tensor) -> tf.Tensor:
     return tf.math.divide_no_nan(tf.reduce_sum(rows * weights, axis=1), tf.sqrt(tf.reduce_sum(weights, axis=1)))
 
 
-def _with_one(query: tf.Tensor) -> tf.Tensor:
+def _append_one(query: tf.Tensor) -> tf.Tensor:
     """The query with a 1 behind it, which meets the candidates' log prior."""
     return tf.concat([query, tf.ones_like(query[:, :1])], axis=1)
 
 
-def checked_prior(prior: ArrayLike | None, movies: int) -> np.ndarray:
+def check_prior(prior: ArrayLike | None, movies: int) -> np.ndarray:
     """The popularity of so many movies as shares; uniform for None."""
     if prior is None:
         return np.full(movies, 1.0 / movies)

@@ -22,11 +22,11 @@ from __future__ import annotations
 import warnings
 from typing import Any, Unpack, overload
 
-import dp_accounting
 import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from tfdp_rec.core.mechanism import checks
 from tfdp_rec.core.mechanism.arguments import Numbers, Planned
 from tfdp_rec.core.mechanism.base import Setting
@@ -63,7 +63,7 @@ class AdaFEST(SelectingOptimizer):
 
     # C1, the bound on the norm of what an example adds to the counts; s1, their noise in units of C1; τ.
     contribution_clip = Setting()
-    contribution_noise_multiplier = Setting(checks.not_negative)
+    contribution_noise_multiplier = Setting(checks.check_not_negative)
     threshold = Setting()
 
     @overload
@@ -107,12 +107,12 @@ class AdaFEST(SelectingOptimizer):
         s1, s2 = draws.split_noise_multiplier(noise_multiplier, selection_fraction)
         return cls(learning_rate, noise_multiplier=s2, contribution_noise_multiplier=s1, **kwargs)
 
-    def dp_event(self) -> dp_accounting.DpEvent:
+    def dp_event(self) -> DpEvent:
         """Both looks at the batch: the counts and the gradients."""
         multipliers = (self.contribution_noise_multiplier, self.noise_multiplier)
         if not all(multipliers):
-            return dp_accounting.NonPrivateDpEvent()
-        return dp_accounting.ComposedDpEvent([dp_accounting.GaussianDpEvent(m) for m in multipliers])
+            return NonPrivateDpEvent()
+        return ComposedDpEvent([GaussianDpEvent(m) for m in multipliers])
 
     def build_tables(self) -> None:
         super().build_tables()
@@ -133,7 +133,7 @@ class AdaFEST(SelectingOptimizer):
 
     def choose(self, clipped: ClippedSum) -> dict[str, tf.Tensor]:
         clip = tf.constant(self.contribution_clip, tf.float64)
-        votes = draws.contribution_counts(*self.touched(clipped), self.space.size, clip)
+        votes = draws.contribution_counts(*self.find_touches(clipped), self.space.size, clip)
         stddev = clip * tf.constant(self.contribution_noise_multiplier, tf.float64)
         threshold, parts = tf.constant(self.threshold, tf.float64), None
         if self.per_value and self.tables:

@@ -49,7 +49,7 @@ class BucketSpace:
 
     def __init__(self, sizes: Mapping[str, int], chosen: Mapping[str, np.ndarray] | None = None):
         self.sizes = dict(sizes)
-        self._chosen = None if chosen is None else _checked(self.sizes, chosen)
+        self._chosen = None if chosen is None else _check_rows(self.sizes, chosen)
         # Numbers of rows of each table in the space.
         self.table_sizes = list(self.sizes.values() if self._chosen is None else map(len, self._chosen.values()))
         first, self._ends = 0, list[int]()
@@ -81,7 +81,7 @@ class BucketSpace:
         return tf.range(self.sizes[path], dtype=tf.int64) if self._chosen is None else self._chosen[path]
 
 
-def _checked(sizes: Mapping[str, int], chosen: Mapping[str, np.ndarray]) -> dict[str, tf.Tensor]:
+def _check_rows(sizes: Mapping[str, int], chosen: Mapping[str, np.ndarray]) -> dict[str, tf.Tensor]:
     """The chosen rows of each table, sorted."""
     if set(sizes) != set(chosen):
         raise ValueError(f"rows are chosen for the tables {sorted(chosen)}, but the model has {sorted(sizes)}.")

@@ -17,9 +17,9 @@ Reference:
 
 from __future__ import annotations
 
-import dp_accounting
 import keras
 
+from tfdp_rec.core.claim.events import DpEvent, NonPrivateDpEvent
 from tfdp_rec.core.mechanism.base import PrivateOptimizer, Step
 
 
@@ -34,8 +34,8 @@ class EANA(PrivateOptimizer):
         NonPrivateDpEvent()
     """
 
-    def dp_event(self) -> dp_accounting.DpEvent:
-        return dp_accounting.NonPrivateDpEvent()
+    def dp_event(self) -> DpEvent:
+        return NonPrivateDpEvent()
 
     def step_tables(self, step: Step) -> None:
         moves = [(table, move.indices, move.values) for table in self.tables.values() for move in [step.move(table)]]

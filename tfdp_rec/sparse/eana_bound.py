@@ -38,8 +38,9 @@ import math
 from typing import Any
 
 import numpy as np
-from dp_accounting import rdp
 from numpy.typing import ArrayLike
+
+from tfdp_rec.core.claim.composition import epsilon_of_divergences
 
 _DENSE_ORDERS = 512  # every integer up to here, then a geometric grid: any subset of orders is valid
 
@@ -134,7 +135,7 @@ def eana_rdp_instance(
         >>> popular < rare
         True
     """
-    counts, norms = _checked_rows(row_counts, row_norms)
+    counts, norms = _check_rows(row_counts, row_norms)
     _check_order(order, int(counts.min()))
     _check_scales(width, float(norms.max()), noise_stddev)
     return float(np.sum(_divergence(order, counts.astype(np.float64), norms, noise_stddev, width)))
@@ -167,7 +168,7 @@ def eana_epsilon(
     bound, orders = eana_rdp_published if published else eana_rdp, orders_up_to(min_count)
     sizes = {"min_count": min_count, "max_nonzero": max_nonzero}
     values = [bound(order, **sizes, l2_norm_clip=l2_norm_clip, noise_stddev=noise_stddev) for order in orders]
-    return float(rdp.compute_epsilon(orders, values, delta)[0])
+    return epsilon_of_divergences(orders, values, delta)
 
 
 def eana_instance_epsilon(
@@ -183,12 +184,12 @@ def eana_instance_epsilon(
         True
     """
     _check_delta(delta)
-    counts, _ = _checked_rows(row_counts, row_norms)
+    counts, _ = _check_rows(row_counts, row_norms)
     _check_order(2, int(counts.min()))
     orders = orders_up_to(int(counts.min()))
     rows: dict[str, Any] = {"row_counts": row_counts, "row_norms": row_norms, "width": width}
     values = [eana_rdp_instance(order, noise_stddev=noise_stddev, **rows) for order in orders]
-    return float(rdp.compute_epsilon(orders, values, delta)[0])
+    return epsilon_of_divergences(orders, values, delta)
 
 
 def _divergence(order: int, count: Any, norm: Any, noise_stddev: float, width: int) -> Any:
@@ -235,7 +236,7 @@ def _check_delta(delta: float) -> None:
         raise ValueError(f"delta must lie strictly between 0 and 1, got {delta}.")
 
 
-def _checked_rows(row_counts: ArrayLike, row_norms: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
+def _check_rows(row_counts: ArrayLike, row_norms: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
     counts, norms = np.asarray(row_counts), np.asarray(row_norms, dtype=np.float64)
     if counts.ndim != 1 or counts.shape != norms.shape or counts.size == 0:
         raise ValueError(

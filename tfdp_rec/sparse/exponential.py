@@ -21,10 +21,10 @@ from __future__ import annotations
 
 from typing import Any, Unpack, overload
 
-import dp_accounting
 import keras
 import tensorflow as tf
 
+from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from tfdp_rec.core.mechanism.arguments import Numbers, Planned
 from tfdp_rec.core.mechanism.base import Setting
 from tfdp_rec.core.sensitivity.engine import ClippedSum
@@ -77,13 +77,13 @@ class ExponentialSelectionSGD(SelectingOptimizer):
         """m, the number of draws that a step makes and pays for; a compiled step would not see a change."""
         return self._num_survivors
 
-    def dp_event(self) -> dp_accounting.DpEvent:
+    def dp_event(self) -> DpEvent:
         """Both looks at the batch: the draws and the gradients."""
         if self.noise_multiplier == 0:
-            return dp_accounting.NonPrivateDpEvent()
+            return NonPrivateDpEvent()
         selecting = draws.gumbel_noise_multiplier(self.selection_epsilon, self.num_survivors)
-        return dp_accounting.ComposedDpEvent(
-            [dp_accounting.GaussianDpEvent(selecting), dp_accounting.GaussianDpEvent(self.noise_multiplier)]
+        return ComposedDpEvent(
+            [GaussianDpEvent(selecting), GaussianDpEvent(self.noise_multiplier)]
         )
 
     def build_tables(self) -> None:
@@ -93,7 +93,7 @@ class ExponentialSelectionSGD(SelectingOptimizer):
 
     def choose(self, clipped: ClippedSum) -> dict[str, tf.Tensor]:
         unclipped = float("inf")  # a draw's cost depends on the largest change of one count, which is 1
-        votes = draws.contribution_counts(*self.touched(clipped), self.space.size, unclipped)
+        votes = draws.contribution_counts(*self.find_touches(clipped), self.space.size, unclipped)
         epsilon = tf.constant(self.selection_epsilon, tf.float64)
         return self.space.rows(draws.top_survivors(votes, self.num_survivors, epsilon, self.bits))
 

@@ -81,20 +81,20 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
         if not self.tables:
             return
         clipped = step.clipped
-        chosen = {path: self._with_shared(path, ids, clipped) for path, ids in self.choose(clipped).items()}
+        chosen = {path: self._add_shared_rows(path, ids, clipped) for path, ids in self.choose(clipped).items()}
         moves = [(table, chosen[path], sum_at(step.move(table), chosen[path])) for path, table in self.tables.items()]
         for (table, ids, _), (noisy, _) in zip(moves, self.noisy_moves(step, moves), strict=True):
             table.step(ids, noisy, step.learning_rate)
             resource(self._updated_values).assign_add(tf.size(ids, tf.int64) * table.width)
 
-    def _with_shared(self, path: str, ids: tf.Tensor, clipped: ClippedSum) -> tf.Tensor:
+    def _add_shared_rows(self, path: str, ids: tf.Tensor, clipped: ClippedSum) -> tf.Tensor:
         if path not in clipped.reads:
             return ids
         shared = clipped.reads[path].shared
         inside = tf.boolean_mask(shared, self.space.numbers(path, shared) >= 0)
         return tf.cond(tf.size(inside) > 0, lambda: tf.sort(tf.unique(tf.concat([ids, inside], 0))[0]), lambda: ids)
 
-    def touched(self, clipped: ClippedSum) -> tuple[tf.Tensor, tf.Tensor]:
+    def find_touches(self, clipped: ClippedSum) -> tuple[tf.Tensor, tf.Tensor]:
         """(examples, buckets): which example read which bucket, over all tables; -1 for none."""
         examples, buckets = [tf.zeros([0], tf.int64)], [tf.zeros([0], tf.int64)]
         for path in self.tables:
@@ -113,7 +113,7 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
         return self.noise.bits(stream, numbers, self.step_number)
 
     def get_config(self) -> dict[str, Any]:
-        return {**super().get_config(), "preselection": checks.serialized(self.preselection)}
+        return {**super().get_config(), "preselection": checks.serialize(self.preselection)}
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")

@@ -23,15 +23,15 @@ import secrets
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-import dp_accounting
 import keras
 import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.core.claim.entries import Use, id_of_use
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, NoOpDpEvent
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.sparse import draws
-from tfdp_rec.sums.fixed_point import ONE, checked_noise, grid_weights, released
+from tfdp_rec.sums.fixed_point import ONE, check_noise, grid_weights, release_sums
 
 Frequencies = dict[str, np.ndarray]
 _ROWS_AT_A_TIME = 1 << 20
@@ -85,11 +85,11 @@ class Preselection:
             rows[path] = np.sort(np.argpartition(-counts, kept - 1)[:kept]) if kept else np.zeros(0, np.int64)
         return cls(rows, noise_multiplier=noise_multiplier)
 
-    def dp_event(self) -> dp_accounting.DpEvent:
+    def dp_event(self) -> DpEvent:
         """Event of the choice, which is paid for once, for `Accountant.spend`."""
         if self.noise_multiplier is None:
-            return dp_accounting.NoOpDpEvent()
-        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
+            return NoOpDpEvent()
+        return GaussianDpEvent(self.noise_multiplier)
 
     @property
     def label(self) -> str:
@@ -143,19 +143,19 @@ def noisy_frequencies(
         >>> counts["a"].round(3).tolist()
         [1.0, 0.0, 2.0, 0.0]
     """
-    noise = checked_noise(noise_multiplier)
+    noise = check_noise(noise_multiplier)
     if not 0.0 < contribution_clip <= _LARGEST_CLIP:
         raise ValueError(f"contribution_clip must be positive and at most {_LARGEST_CLIP}, got {contribution_clip!r}.")
     found = {}
-    for path, total in _clipped_histogram(batches, sizes, contribution_clip).items():
+    for path, total in _sum_contributions(batches, sizes, contribution_clip).items():
         found[path] = np.zeros(len(total), np.float32)  # rounding a release is post-processing
         for start in range(0, len(total), _ROWS_AT_A_TIME):
             part = slice(start, start + _ROWS_AT_A_TIME)
-            found[path][part] = contribution_clip * released(total[part], noise, words)
+            found[path][part] = contribution_clip * release_sums(total[part], noise, words)
     return found
 
 
-def _clipped_histogram(
+def _sum_contributions(
     batches: Iterable[Mapping[str, np.ndarray]], sizes: Mapping[str, int], contribution_clip: float
 ) -> dict[str, np.ndarray]:
     """The sum of the examples' clipped contribution maps, in grid steps. It has no noise and must not be released."""

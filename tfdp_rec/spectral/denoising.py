@@ -46,7 +46,7 @@ DIAGONAL_KEPT = 0.5
 LARGE, BELIEVED = 4.0, 0.5
 
 
-def denoised(noisy: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
+def denoise(noisy: NDArray[np.float32], sigma: float) -> NDArray[np.float32]:
     """An estimate of the true matrix, positive semi-definite, its diagonal filled in."""
     # Beside the main thread and by NumPy, which lets go of Python's lock: it may take a minute, and signals are heard.
     pool = ThreadPoolExecutor(1)
@@ -83,7 +83,7 @@ def weights_between_items(
     """B, the weight of an item in the history (row) for another (column); `noise` of all entries, or of each row."""
     of_rows = np.broadcast_to(np.asarray(noise, np.float64), [len(noisy)])
     sigma = noise_on_average(of_rows)
-    true = denoised(noisy, sigma)
+    true = denoise(noisy, sigma)
     beyond = noisy - true
     least = np.float32(LARGE) * of_rows.astype(np.float32)
     least = np.minimum(least[:, None], least)  # an entry has the lesser noise of its two rows

@@ -27,7 +27,7 @@ from scipy import sparse
 from tfdp_rec.core.mechanism.noise.words import WordSource
 from tfdp_rec.datasets.log import Catalogue, InParts, Part
 from tfdp_rec.spectral.release import Release
-from tfdp_rec.sums.fixed_point import ONE, released
+from tfdp_rec.sums.fixed_point import ONE, release_sums
 
 FIRST, VOTES = 0.10, 0.01  # shares of σ_g⁻²
 REST = 1 - FIRST - VOTES
@@ -78,7 +78,7 @@ def vote(
     """The vote, by a recommender of the head: its weights between items, and its prior; `sigma` is σ_g."""
     noise = sigma / VOTES**0.5
     total = ballots(histories, _JUDGES / num_users, catalogue, head, weights, prior)
-    return OrderVote(float(released(np.array([total * ONE]), noise, words)[0]), noise)
+    return OrderVote(float(release_sums(np.array([total * ONE]), noise, words)[0]), noise)
 
 
 def ballots(

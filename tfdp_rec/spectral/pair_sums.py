@@ -37,7 +37,7 @@ def pair_sums(
     cores = os.cpu_count() or 1
     with ThreadPoolExecutor(cores) as pool:
         for part in histories.parts(catalogue, _EVENTS_AT_ONCE, in_order):
-            for piece in _pieces(part.among(position)):
+            for piece in _pieces(part.restrict_to(position)):
                 waiting.append(pool.submit(cells, piece, len(head)))
                 if len(waiting) > cores:  # holds no more pieces in memory than are being counted
                     np.add.at(total, *waiting.popleft().result())

@@ -24,12 +24,12 @@ from collections.abc import Callable, Iterable, Sequence, Sized
 from typing import IO, Any, TypeAlias
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import sparse
 
 from tfdp_rec.core.claim.composition import epsilon_of
 from tfdp_rec.core.claim.entries import Use, id_of_use
+from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.core.claim.statement import Statement, rounded_up
 from tfdp_rec.core.ground.files import Path, writing
@@ -42,7 +42,7 @@ from tfdp_rec.spectral.gram import grid_gram
 from tfdp_rec.spectral.near_pairs import WINDOW, near_pairs
 from tfdp_rec.spectral.release import Release
 from tfdp_rec.sums.counts import private_counts
-from tfdp_rec.sums.fixed_point import ONE, checked_noise, released, released_pairs
+from tfdp_rec.sums.fixed_point import ONE, check_noise, release_pairs, release_sums
 
 _USERS_AT_ONCE = 1024
 _PAIRS = {False: "of any two items of a user", True: f"at most {WINDOW} places apart in a user's order"}
@@ -115,7 +115,7 @@ class SpectralRecommender:
         self.delta, self.users_private, self._recency = float(delta), bool(users_private), recency
         self._vectors = None if features is None else item_vectors(features, len(self.catalogue))
         given = noise_multiplier if epsilon is None else noise_of_one_release(epsilon, delta)
-        self.noise_multiplier = checked_noise(given or 0.0)
+        self.noise_multiplier = check_noise(given or 0.0)
         self._size, self._words, self._begun, self._loaded = head, words, False, False
         self._before = before or Release()
         if ordered is None and self._before.fits:
@@ -259,20 +259,20 @@ class SpectralRecommender:
         say(f"counting {len(self.catalogue)} items of {self.num_users} users")
         counts, _ = private_counts(source, self.catalogue, noise_multiplier=self.split.counts, words=self._words)
         given = self.split.counts, self.num_users, self._private, self.noise_multiplier
-        counted = self._before.counted(counts, *given)
+        counted = self._before.add_counts(counts, *given)
         head = self._head(counted, counted.noise_with(self.split.gram), self.ordered is not False)
         say(f"counting pairs of {len(head)} items")
         silent = self.users_private or not verbose
-        counted_so_far = (lambda users: None) if silent else _users_counted(self.num_users)
+        counted_so_far = (lambda users: None) if silent else _count_users(self.num_users)
         noisy, noise = self._pairs(source, counted, head, counted_so_far)
-        made = counted.paired(head[: len(noisy)], noisy, noise, bool(self.ordered))
+        made = counted.add_pairs(head[: len(noisy)], noisy, noise, bool(self.ordered))
         votes = (0.0, 0.0) if self.vote is None else dataclasses.astuple(self.vote)
         self.released = dataclasses.replace(made, votes=votes[0], votes_noise=votes[1])
 
     def _number(self, users: int) -> int:
         """The number of users that may be known: the true one, or one with noise."""
         if self.users_private:  # nothing may be refused by it
-            noisy = released(np.array([users * ONE]), self.noise_multiplier / rules.USERS**0.5, self._words)
+            noisy = release_sums(np.array([users * ONE]), self.noise_multiplier / rules.USERS**0.5, self._words)
             return max(1, round(float(noisy[0])))
         if not users:
             raise ValueError("There is no user in the histories; the number of users is public and must be at least 1.")
@@ -285,7 +285,7 @@ class SpectralRecommender:
 
     def _split(self) -> rules.Split:
         left = 1 - rules.USERS if self.users_private else 1.0
-        return rules.Split.of_budget(self.noise_multiplier / left**0.5, self.num_users, len(self.catalogue))
+        return rules.Split.from_budget(self.noise_multiplier / left**0.5, self.num_users, len(self.catalogue))
 
     def _head(self, counted: Release, sigma: float, ordered: bool) -> NDArray[np.int64]:
         return rules.head_of(counted.counts, counted.users, sigma, self._size, ordered)
@@ -297,27 +297,27 @@ class SpectralRecommender:
         sigma, words = self.split.gram, self._words
         if self.ordered is not None:
             total = (near_pairs if self.ordered else grid_gram)(source, self.catalogue, head, progress)
-            return released_pairs(total, sigma, words), sigma
+            return release_pairs(total, sigma, words), sigma
         total = near_pairs(source, self.catalogue, head, lambda users: None)
-        first = released_pairs(total, sigma / order.FIRST**0.5, words)
-        self.vote = found = self._voted(source, counted, head, first)
+        first = release_pairs(total, sigma / order.FIRST**0.5, words)
+        self.vote = found = self._vote(source, counted, head, first)
         self.ordered, noise = found.ordered, sigma / order.REST**0.5
         if not self.ordered:
             head = self._head(counted, noise, ordered=False)
-            return released_pairs(grid_gram(source, self.catalogue, head, progress), noise, words), noise
+            return release_pairs(grid_gram(source, self.catalogue, head, progress), noise, words), noise
         progress(self.num_users)
-        second, both = released_pairs(total, noise, words), order.FIRST + order.REST
+        second, both = release_pairs(total, noise, words), order.FIRST + order.REST
         first *= order.FIRST / both
         second *= order.REST / both
         return np.add(first, second, out=first), sigma / both**0.5
 
-    def _voted(
+    def _vote(
         self, source: Any, counted: Release, head: NDArray[np.int64], first: NDArray[np.float32]
     ) -> order.OrderVote:
         """The vote, by the items of the head whose rows stand out of the noise of the first release."""
         noise = self.split.gram / order.FIRST**0.5
         few = head[: min(len(rules.head_of(counted.counts, counted.users, noise, ordered=True)), order.MOST_HEAD)]
-        alone = counted.paired(few, np.ascontiguousarray(first[: len(few), : len(few)]), noise, ordered=True)
+        alone = counted.add_pairs(few, np.ascontiguousarray(first[: len(few), : len(few)]), noise, ordered=True)
         weights, prior, overlap = _estimates(alone)
         asked = self.num_users, self.catalogue
         return order.vote(source, *asked, few, weights, prior[few] - overlap, self.split.gram, self._words)
@@ -331,7 +331,7 @@ class SpectralRecommender:
     def scores(self, histories: Iterable[ArrayLike]) -> NDArray[np.float32]:
         """Scores of the whole catalogue, `[histories, items]`, for `histories` as in `recommend`."""
         self._check_fitted()
-        return self._scores([self._weighed(history) for history in histories])
+        return self._scores([self._weigh(history) for history in histories])
 
     def recommend(self, histories: Sequence[ArrayLike], k: int = 10) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The k best items that are not in the history, best first.
@@ -354,13 +354,13 @@ class SpectralRecommender:
                 f"k must be a whole number between 1 and the {len(self.catalogue)} items of the catalogue, got {k!r}."
             )
         answers = [
-            self._best([self._weighed(history) for history in histories[start : start + _USERS_AT_ONCE]], k)
+            self._best([self._weigh(history) for history in histories[start : start + _USERS_AT_ONCE]], k)
             for start in range(0, len(histories), _USERS_AT_ONCE)
         ]
         ids, scores = zip(*answers) if answers else ([np.zeros((0, k), np.int64)], [np.zeros((0, k), np.float32)])
         return np.concatenate(ids), np.concatenate(scores)
 
-    def _weighed(self, history: ArrayLike) -> Weighed:
+    def _weigh(self, history: ArrayLike) -> Weighed:
         """Places of a history's items and their weights; an item that occurs again counts by its last occurrence."""
         places = self.catalogue.places_of(history)
         latest_first = places[places >= 0][::-1]
@@ -495,7 +495,7 @@ def _first(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     return places[np.argsort(-scores[places], kind="stable")][:k]
 
 
-def _users_counted(num_users: int) -> Callable[[int], None]:
+def _count_users(num_users: int) -> Callable[[int], None]:
     """A function that is told of further users and prints how many there are so far, on one line."""
     done = 0
 

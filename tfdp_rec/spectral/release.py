@@ -89,7 +89,7 @@ class Release:
         sums = ("users", "counts", "counts_noise", "pairs", "pairs_noise")
         return dataclasses.replace(self, **{name: keep * getattr(self, name) for name in sums})
 
-    def counted(
+    def add_counts(
         self, counts: NDArray[np.float64], sigma: float, users: int, private: bool = True, cost: float = math.nan
     ) -> Release:
         """The release with noisy `counts` of a further fit added, whose catalogue has new items at its end.
@@ -114,7 +114,7 @@ class Release:
         """Largest standard deviation of the noise of pairs, after those of a further fit of noise `sigma` are added."""
         return float(np.hypot(self.pairs_noise.max(initial=0.0), sigma))
 
-    def paired(
+    def add_pairs(
         self, head: NDArray[np.int64], noisy: NDArray[np.float32], sigma: float, ordered: bool = False
     ) -> Release:
         """The release with the `noisy` pairs of a further fit's head added; rows of items outside it are dropped."""

@@ -50,7 +50,7 @@ class Split:
     gram: float
 
     @classmethod
-    def of_budget(cls, total: float, num_users: int, num_items: int) -> Split:
+    def from_budget(cls, total: float, num_users: int, num_items: int) -> Split:
         """The split of σ, the noise multiplier of the one Gaussian that both releases cost together."""
         share = min(max(COUNTS * total * num_items**0.5 / num_users, LEAST_COUNTS), MOST_COUNTS)
         return cls(total / share**0.5, total / (1 - share) ** 0.5)

@@ -54,7 +54,7 @@ class SpectralAnswers(tf.Module):
         return in_groups(lambda some: self._best(some, self.items - self.head_size, k), history, k, self.items)
 
     def _best(self, history: tf.Tensor, rest: Any, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        weighed = self._weighed(history)
+        weighed = self._weigh(history)
         has = self._has(history, weighed, 0, self.head_size)
         had = self._has(history, weighed, self.head_size, rest)
         of_rest = tf.repeat(self.prior[None, self.head_size : self.head_size + rest], tf.shape(history)[0], axis=0)
@@ -68,19 +68,19 @@ class SpectralAnswers(tf.Module):
     def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """As `SlotAnswers.among`."""
         if self.likeness is None:
-            return self._among(history, k, allowed)
-        return in_groups(lambda some: self._among(some, k, allowed), history, k, self.items)
+            return self._answer_among(history, k, allowed)
+        return in_groups(lambda some: self._answer_among(some, k, allowed), history, k, self.items)
 
-    def _among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        weighed = self._weighed(history)
+    def _answer_among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        weighed = self._weigh(history)
         personal = self._personal(self._has(history, weighed, 0, self.head_size))
         column = tf.where(allowed < self.head_size, allowed, self.head_size)
         scores = tf.gather(self.prior, allowed) + tf.gather(tf.pad(personal, [[0, 0], [0, 1]]), column, axis=1)
         if self.likeness is not None:
             scores += tf.gather(self.likeness(self._has(history, weighed, 0, self.items)), allowed, axis=1)
-        return self._first(tf.where(_held(history, allowed), LEFT_OUT, scores), allowed, k)
+        return self._first(tf.where(_is_there(history, allowed), LEFT_OUT, scores), allowed, k)
 
-    def _weighed(self, history: tf.Tensor) -> tf.Tensor:
+    def _weigh(self, history: tf.Tensor) -> tf.Tensor:
         """Weight of each entry: those of the known ones are 1 on average."""
         known = tf.cast(history >= 0, tf.float32)
         weight = (1.0 + tf.cumsum(known, axis=1, reverse=True, exclusive=True)) ** -self.recency
@@ -130,7 +130,7 @@ class _Likeness(tf.Module):
         return tf.transpose(tf.sparse.sparse_dense_matmul(vectors, apart, adjoint_b=True)) * self.shares
 
 
-def _held(history: tf.Tensor, slots: tf.Tensor) -> tf.Tensor:
+def _is_there(history: tf.Tensor, slots: tf.Tensor) -> tf.Tensor:
     """Whether each history holds each slot, `[batch, slots]`."""
     in_order = tf.sort(tf.pad(history, [[0, 0], [1, 0]], constant_values=NOTHING), axis=1)
     wanted = tf.repeat(slots[None], tf.shape(history)[0], axis=0)

@@ -13,12 +13,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent
 from numpy.typing import NDArray
 
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.log import Catalogue, Part, log_of
-from tfdp_rec.sums.fixed_point import checked_noise, event_with, grid_weights, released
+from tfdp_rec.sums.fixed_point import check_noise, event_with, grid_weights, release_sums
 
 LABEL = "popularity counts"
 
@@ -64,7 +64,7 @@ def private_counts(
         >>> bool(counted.values[0] > 150), counted.event
         (True, GaussianDpEvent(noise_multiplier=1.0))
     """
-    noise = checked_noise(noise_multiplier)
+    noise = check_noise(noise_multiplier)
     if typical is not None and not typical >= 1:
         raise ValueError(f"typical must be at least 1 item, got {typical!r}.")
     event = event_with(words, GaussianDpEvent(noise))
@@ -74,7 +74,7 @@ def private_counts(
     total = np.zeros(len(catalogue), np.int64)
     for part in parts:
         total += grid_counts(part, len(catalogue), typical)
-    return Counted(released(total, noise, words), event)
+    return Counted(release_sums(total, noise, words), event)
 
 
 def grid_counts(part: Part, num_items: int, typical: int | None = None) -> NDArray[np.int64]:

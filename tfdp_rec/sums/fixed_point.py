@@ -22,11 +22,11 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from dp_accounting import DpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 
+from tfdp_rec.core.claim.events import DpEvent, NonPrivateDpEvent
 from tfdp_rec.core.ground.files import row_chunks
-from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy, without_gaps
+from tfdp_rec.core.mechanism.noise.words import WordSource, draw_without_gaps, os_entropy
 
 GRID_BITS = 20
 ONE = 2**GRID_BITS
@@ -41,7 +41,7 @@ def grid_weights(pieces: NDArray[np.int64], over: int = 1) -> NDArray[np.int64]:
     return np.array(roots, np.int64)[which]
 
 
-def checked_noise(noise_multiplier: float) -> float:
+def check_noise(noise_multiplier: float) -> float:
     """σ as a float; refused unless it is positive and the grid can hold its noise."""
     if not 0 < noise_multiplier < _LARGEST_NOISE:
         raise ValueError(f"noise_multiplier must be positive and below 2^20, got {noise_multiplier!r}.")
@@ -53,22 +53,22 @@ def event_with(words: WordSource, event: DpEvent) -> DpEvent:
     return event if words is os_entropy else NonPrivateDpEvent()
 
 
-def released(
+def release_sums(
     total: NDArray[np.int64], noise_multiplier: float, words: WordSource = os_entropy
 ) -> NDArray[np.float64]:
     """Sums in grid steps, with noise, in units of 1."""
-    noise = without_gaps(words, total.shape) * (noise_multiplier * ONE)
+    noise = draw_without_gaps(words, total.shape) * (noise_multiplier * ONE)
     return (total + np.floor(noise + 0.5).astype(np.int64)) / ONE
 
 
-def released_pairs(
+def release_pairs(
     total: NDArray[np.int64], noise_multiplier: float, words: WordSource = os_entropy
 ) -> NDArray[np.float32]:
     """The part of a square array above its diagonal, with noise, mirrored; the diagonal is 0."""
     size = len(total)
     noisy = np.zeros((size, size), np.float32)  # rounding a release is post-processing
     for start, end in row_chunks((size, size), _AT_ONCE):
-        block = released(total[start:end, start:], noise_multiplier, words)
+        block = release_sums(total[start:end, start:], noise_multiplier, words)
         noisy[start:end, start:] = np.triu(block, 1)
     for start, end in row_chunks((size, size), _AT_ONCE):
         noisy[end:, start:end] = noisy[start:end, end:].T

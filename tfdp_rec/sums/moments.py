@@ -6,7 +6,7 @@ u² of each of d columns, 2d numbers of size 1 at most, on a grid of steps 1/Q, 
     Q = ⌊√(4²⁰ / 2d)⌋,   so that   2d Q² ≤ 4²⁰:   a row moves the sums by at most 2²⁰ grid steps = 1 in ℓ₂.
 
 A unit of r rows gives the sum of its rows' whole numbers divided by r, rounded towards zero: again at most Q each. So
-the proof is of whole numbers, and `fixed_point.released` adds the noise. What is no number gives 0.
+the proof is of whole numbers, and `fixed_point.release_sums` adds the noise. What is no number gives 0.
 
 Guarantee: the sums are one Gaussian mechanism of noise multiplier σ; means, variances and their limits are computed
 from them, from the bounds and from the number of units, which is public: the accountant's, of whom those without rows
@@ -18,12 +18,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent
 from numpy.typing import ArrayLike, NDArray
 
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.unit_ids import unit_numbers
-from tfdp_rec.sums.fixed_point import ONE, checked_noise, event_with, grid_weights, released
+from tfdp_rec.sums.fixed_point import ONE, check_noise, event_with, grid_weights, release_sums
 from tfdp_rec.sums.reliability import refuse_other_units
 
 LABEL = "means and variances"
@@ -68,7 +68,7 @@ def private_moments(
         >>> bool(39 < mean < 41), bool(100 < variance < 170), event
         (True, True, GaussianDpEvent(noise_multiplier=5.0))
     """
-    noise, given = checked_noise(noise_multiplier), np.asarray(values, np.float64)
+    noise, given = check_noise(noise_multiplier), np.asarray(values, np.float64)
     event = event_with(words, GaussianDpEvent(noise))
     least, most = (np.broadcast_to(np.asarray(bound, np.float64), given.shape[1:]) for bound in (lower, upper))
     half = most / 2 - least / 2
@@ -82,7 +82,7 @@ def private_moments(
         accountant.spend(event, LABEL)
     total = grid_moments(np.clip((given - least) / half - 1, -1.0, 1.0).reshape(len(given), -1), units)
     step = ONE / _weight(total.shape[1]) / count  # of a mean, for a step of 1 in a sum
-    first, second = (np.clip(sums.reshape(half.shape) * step, -1.0, 1.0) for sums in released(total, noise, words))
+    first, second = (np.clip(sums.reshape(half.shape) * step, -1.0, 1.0) for sums in release_sums(total, noise, words))
     spread = np.clip(second - first**2, min(noise * step, 1.0), 1.0)
     return Moments(least + half * (1 + first), half**2 * spread, event)
 

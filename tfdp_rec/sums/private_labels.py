@@ -28,10 +28,9 @@ import math
 from typing import Any, NamedTuple
 
 import numpy as np
-from dp_accounting import DpEvent
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.core.claim.events import REPLACE, PureDpEvent
+from tfdp_rec.core.claim.events import REPLACE, DpEvent, PureDpEvent
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy, uniform
 from tfdp_rec.sums.fixed_point import event_with
 

@@ -29,13 +29,13 @@ import functools
 from typing import Any
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent
 from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.unit_ids import unit_numbers
-from tfdp_rec.sums.fixed_point import ONE, checked_noise, event_with, grid_weights, released
+from tfdp_rec.sums.fixed_point import ONE, check_noise, event_with, grid_weights, release_sums
 
 LABEL = "reliability of predictions"
 _FAR = np.array([9.0, 10.0, 12.0, 14.0, 16.0, 20.0, 24.0, 32.0, 48.0, 64.0])  # where a model is much too sure
@@ -78,7 +78,7 @@ class Reliability:
         return bool(min(self.clicks[clear].sum(), self.others[clear].sum()) > least)
 
     @functools.cached_property
-    def _fitted(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    def _fit(self) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         # (scale, offset) and their standard errors by noise. The likelihood's equations are linear in the counts.
         known = np.array([1.0, 0.0])
         if not self.tells:
@@ -98,19 +98,19 @@ class Reliability:
     @property
     def scale(self) -> float:
         """Factor of the corrected logits; below 1 for a model that is too sure."""
-        return float(self._fitted[0][0])
+        return float(self._fit[0][0])
 
     @property
     def offset(self) -> float:
         """What is added to the scaled logits."""
-        return float(self._fitted[0][1])
+        return float(self._fit[0][1])
 
     @property
     def errors(self) -> tuple[float, float]:
         """Standard errors of scale and offset by the noise alone; NaN where nothing is corrected."""
-        return float(self._fitted[1][0]), float(self._fitted[1][1])
+        return float(self._fit[1][0]), float(self._fit[1][1])
 
-    def corrected(self, logits: ArrayLike) -> NDArray[np.float64]:
+    def correct(self, logits: ArrayLike) -> NDArray[np.float64]:
         """`scale · logits + offset`, for logits within ±64; in Keras the layer `Rescaling(scale, offset)`."""
         return self.scale * np.clip(np.asarray(logits, np.float64), _EDGES[0], _EDGES[-1]) + self.offset
 
@@ -169,7 +169,7 @@ def private_reliability(
         >>> 0.3 < found.scale < 0.37, abs(found.offset) < 0.1
         (True, True)
     """
-    noise = checked_noise(noise_multiplier)
+    noise = check_noise(noise_multiplier)
     given, labels = np.asarray(logits, np.float64), np.asarray(clicks)
     if given.ndim != 1 or labels.shape != given.shape or labels.dtype.kind not in "biuf":
         raise ValueError(
@@ -181,7 +181,7 @@ def private_reliability(
     if accountant is not None:
         refuse_other_units(accountant.sampling, units, len(given))
         accountant.spend(event, LABEL)
-    counts = released(grid_counts(given, labels == 1, units), noise, words).reshape(2, -1)
+    counts = release_sums(grid_counts(given, labels == 1, units), noise, words).reshape(2, -1)
     counts.flags.writeable = False
     return Reliability(_CENTRES, counts[1], counts[0], noise, event)
 

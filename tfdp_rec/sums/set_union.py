@@ -30,18 +30,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
 from numpy.typing import NDArray
 from scipy import special
 
-from tfdp_rec.core.claim.events import FailingDpEvent
+from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent, FailingDpEvent, GaussianDpEvent
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.core.ground.lazily import optional
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.log import Catalogue, Log, Part
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import as_kind
-from tfdp_rec.sums.fixed_point import ONE, checked_noise, event_with, grid_weights, released
+from tfdp_rec.sums.fixed_point import ONE, check_noise, event_with, grid_weights, release_sums
 
 pa: Any = optional("pyarrow", "job")
 pc: Any = optional("pyarrow.compute", "job")
@@ -105,7 +104,7 @@ def private_items(
     histories, chunks = log.found()
     ids = chunks.combine_chunks()
     before = pc.is_in(ids, value_set=as_kind(ids.type, pa.array(list(known), ids.type if not known else None)))
-    return Found(_found(histories, ids, plan, size, words, before.to_numpy(zero_copy_only=False)), event)
+    return Found(_find(histories, ids, plan, size, words, before.to_numpy(zero_copy_only=False)), event)
 
 
 def least_users(epsilon: float, delta: float, max_items: int = 100, rounds: int = 3) -> float:
@@ -149,7 +148,7 @@ def private_terms(
     codes = [[numbers.setdefault(term, len(numbers) + 1) for term in _terms(each)] for each in held]
     offsets = np.cumsum([0, *map(len, codes)])
     histories = Log(np.array([code for each in codes for code in each], np.int64), offsets)
-    return Found(_found(histories, pa.array(numbers, pa.string()), plan, size, words), event_with(words, plan.event))
+    return Found(_find(histories, pa.array(numbers, pa.string()), plan, size, words), event_with(words, plan.event))
 
 
 def _terms(held: Iterable[str]) -> Iterator[str]:
@@ -170,7 +169,7 @@ class _Rounds:
         shares = [share / math.fsum(shares) for share in shares]
         self.max_terms = max_terms
         # The first round has the most noise, which the grid must still hold: that bounds the number of rounds.
-        self.each = [(checked_noise(noise_multiplier / math.sqrt(s)), threshold_delta * s) for s in shares]
+        self.each = [(check_noise(noise_multiplier / math.sqrt(s)), threshold_delta * s) for s in shares]
         self.event = ComposedDpEvent([GaussianDpEvent(float(noise_multiplier)), FailingDpEvent(threshold_delta)])
 
 
@@ -179,7 +178,7 @@ def _check_size(size: int | None) -> None:
         raise ValueError(f"size must be at least 1, got {size}.")
 
 
-def _found(
+def _find(
     histories: Log,
     ids: Any,
     plan: _Rounds,
@@ -192,7 +191,7 @@ def _found(
     for sigma, delta in plan.each if len(ids) else ():
         total = weights(histories, known, plan.max_terms, words)
         seen = np.flatnonzero(total)  # a term without weight gets no noise: no δ is charged for its passing
-        noisy = released(total[seen], sigma, words)
+        noisy = release_sums(total[seen], sigma, words)
         above = noisy > threshold(sigma, delta, plan.max_terms) + 1 / ONE
         known[seen[above]] = True
         answer += [term for _, term in sorted(zip(-noisy[above], ids.take(pa.array(seen[above])).to_pylist()))]
@@ -213,12 +212,12 @@ def weights(histories: Log, known: NDArray[np.bool_], max_terms: int, words: Wor
     position = np.where(known, -1, np.arange(len(known)))
     total = np.zeros(len(known), np.int64)
     for part in histories.parts(Catalogue(np.arange(1, len(known) + 1))):
-        part = _capped(part.among(position), max_terms, words)
+        part = _cap(part.restrict_to(position), max_terms, words)
         np.add.at(total, part.places, grid_weights(part.lengths)[part.users])
     return total
 
 
-def _capped(part: Part, most: int, words: WordSource) -> Part:
+def _cap(part: Part, most: int, words: WordSource) -> Part:
     """At most `most` terms of each individual, every set of that size with the same probability."""
     if not len(part.users) or part.lengths.max() <= most:
         return part

@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from typing import Any
 
 import keras
-from dp_accounting import NonPrivateDpEvent
 
+from tfdp_rec.core.claim.events import NonPrivateDpEvent
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.noise_walk import DOES_NOTHING, SPOILS, NoRate, noise_in_rows

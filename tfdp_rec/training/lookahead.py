@@ -25,7 +25,7 @@ from tfdp_rec.core.claim.sampling_proof import (
 )
 from tfdp_rec.core.ground.keras_internals import build_metrics, layers_within
 from tfdp_rec.core.sensitivity.batches import open_specs
-from tfdp_rec.core.sensitivity.recorder import recording, refuse_added_losses
+from tfdp_rec.core.sensitivity.recorder import record_calls, refuse_added_losses
 from tfdp_rec.training.batch import Batch, LookAhead, examples_of
 
 _as_it_is = tf.autograph.experimental.do_not_convert  # no Python control flow here; converting takes seconds
@@ -146,7 +146,7 @@ def trace_reader(model: Any, spec: Any) -> TableReader:
 
     def trace(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         batch = tf.nest.pack_sequence_as(spec, tensors)
-        with model.release.in_step(), recording(model) as recorder:
+        with model.release.in_step(), record_calls(model) as recorder:
             model.private_step.losses(Batch(batch))
         predictions.append(model.private_step.take_predictions())
         for path, reads in recorder.tables().items():

@@ -17,9 +17,9 @@ from typing import Any
 
 import keras
 import tensorflow as tf
-from dp_accounting import DpEvent
 
 from tfdp_rec.core.claim.entries import Use
+from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Source, refusals_in_words, refuse_choosing, source_of
 from tfdp_rec.core.ground.keras_internals import compiled_metrics, functional_class, layers_within, makes_functional
 from tfdp_rec.core.ground.refused import NotPrivate, refuse_below

@@ -31,7 +31,7 @@ from tfdp_rec.core.sensitivity import engine, rules
 from tfdp_rec.core.sensitivity.batches import batch_size, map_examples, open_specs, tensors
 from tfdp_rec.core.sensitivity.data_flow import refuse_writes
 from tfdp_rec.core.sensitivity.engine import shared_inputs
-from tfdp_rec.core.sensitivity.recorder import guard_of, replaced
+from tfdp_rec.core.sensitivity.recorder import guard_of, replace_calls
 
 _NO_CLIP = 1e12
 
@@ -116,7 +116,7 @@ def still(model: keras.Model) -> Iterator[None]:
     try:
         for layer, _ in rates:
             layer.rate = 0.0
-        with replaced([(one, evaluated) for one in parts if "training" in inspect.signature(one.call).parameters]):
+        with replace_calls([(one, evaluated) for one in parts if "training" in inspect.signature(one.call).parameters]):
             yield
     finally:
         for layer, rate in rates:

@@ -23,7 +23,7 @@ import tensorflow as tf
 from tfdp_rec.core.ground.keras_internals import compiled_metrics, loss_tracker
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.batches import batch_size, hide_batch_axis, map_examples
-from tfdp_rec.core.sensitivity.independence import by_example
+from tfdp_rec.core.sensitivity.independence import find_terms
 from tfdp_rec.core.sensitivity.recorder import refuse_added_losses
 from tfdp_rec.core.sensitivity.step_reading import StepReading
 from tfdp_rec.training.batch import Batch, parts_of
@@ -45,7 +45,7 @@ def averaged_losses(model: Any, data: Any, training: bool) -> tf.Tensor:
     data = hide_batch_axis(data, model.shared_inputs)
     reading = StepReading(model, data, model.shared_inputs)
     loss = tf.convert_to_tensor(_computed(model, data, training))
-    return by_example(reading.walk_to(loss), loss)
+    return find_terms(reading.walk_to(loss), loss)
 
 
 def _alone(model: Any, data: Any, number: int, training: bool) -> tf.Tensor:

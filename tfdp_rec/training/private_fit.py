@@ -28,11 +28,11 @@ from typing import Any, Never, Unpack
 import keras
 import numpy as np
 import tensorflow as tf
-from dp_accounting import GaussianDpEvent
 from scipy import special
 
 from tfdp_rec import optimizers
 from tfdp_rec.core.claim.entries import Use
+from tfdp_rec.core.claim.events import GaussianDpEvent
 from tfdp_rec.core.claim.schemes import PoissonSampling
 from tfdp_rec.core.ground.keras_internals import compile_arguments, functional_class, layers_within
 from tfdp_rec.core.mechanism.arguments import Options
@@ -40,7 +40,7 @@ from tfdp_rec.core.mechanism.noise_walk import first_dense_optimizer, first_rate
 from tfdp_rec.core.sensitivity.weights import Auto
 from tfdp_rec.datasets.unit_ids import unit_numbers
 from tfdp_rec.mechanisms import MECHANISMS
-from tfdp_rec.sums.fixed_point import checked_noise
+from tfdp_rec.sums.fixed_point import check_noise
 from tfdp_rec.sums.reliability import LABEL, Reliability, private_reliability
 from tfdp_rec.training.callback_checks import several
 from tfdp_rec.training.model import PrivateModel, PrivateTraining
@@ -133,7 +133,7 @@ class _Release:
     """The one release that a plan pays for; copies of a `PrivateFit` share it."""
 
     def __init__(self, noise_multiplier: float, data: Any, unit: Any, from_logits: bool):
-        self._noise, self._inputs, self._from_logits = checked_noise(noise_multiplier), data[0], from_logits
+        self._noise, self._inputs, self._from_logits = check_noise(noise_multiplier), data[0], from_logits
         self.use = Use(GaussianDpEvent(self._noise), LABEL)
         # Kept as they are now: the caller's arrays may change, and with them whose rows are counted together.
         self._clicks = np.array(data[1]).reshape(-1)

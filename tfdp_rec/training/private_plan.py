@@ -24,15 +24,13 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from dp_accounting import DpEvent, GaussianDpEvent
-
 from tfdp_rec.core.claim import events
 from tfdp_rec.core.claim.accountant import Accountant, Unaccounted
 from tfdp_rec.core.claim.allowance import Allowance
 from tfdp_rec.core.claim.calibration import least_noise
 from tfdp_rec.core.claim.composition import checked_epsilon
 from tfdp_rec.core.claim.entries import Entries, Use
-from tfdp_rec.core.claim.events import PlannedDpEvent
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, PlannedDpEvent
 from tfdp_rec.core.claim.ledger import Ledger, Payment, canonical, composed, finite
 from tfdp_rec.core.claim.schemes import Sampling, fold_gaussians
 from tfdp_rec.core.ground.files import Path

@@ -18,8 +18,8 @@ import tensorflow as tf
 
 from tfdp_rec.core.ground.keras_internals import random_states
 from tfdp_rec.core.sensitivity.batches import batch_size, hide_batch_axis, map_examples, open_specs
-from tfdp_rec.core.sensitivity.engine import checked_losses, shared_inputs
-from tfdp_rec.core.sensitivity.recorder import guard_of, recording
+from tfdp_rec.core.sensitivity.engine import check_losses, shared_inputs
+from tfdp_rec.core.sensitivity.recorder import guard_of, record_calls
 from tfdp_rec.training.neighbour_check import still
 
 SIZES = (2, 300)  # two examples, and more than one byte can count
@@ -113,8 +113,8 @@ class SingleExamples:
         batch = hide_batch_axis(batch, self._shared)
         size, graph = batch_size(batch, self._shared), tf.compat.v1.get_default_graph()
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            with recording(self._model, tape, guard_of(self._model)) as recorder:
-                losses = checked_losses(self._loss(batch), size)
+            with record_calls(self._model, tape, guard_of(self._model)) as recorder:
+                losses = check_losses(self._loss(batch), size)
         # The names are those of the last trace; every trace makes the same parts in the same order.
         parts: list[tf.Tensor] = [losses]
         watched = [t for call in recorder.calls for t in call.watched]

@@ -202,7 +202,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 f"The model was compiled with {type(self.model.optimizer).__name__} and trained on, which no training "
                 f"checkpoint keeps: remove {self.directory} if its training is done."
             )
-        if self.model.optimizer.cut_short and self.latest() is not None:  # the last one can be gone on from
+        if self.model.optimizer.is_cut_short and self.latest() is not None:  # the last one can be gone on from
             raise RuntimeError(
                 "A step was cut short, so that weights and noise no longer belong together. Make the model anew and "
                 f"resume from {self.latest()}, which is of the steps before; or remove {self.directory} to release "
@@ -364,7 +364,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             optimizer.privacy_history.merge(Entries.loads(header["history"]))
             model.release.withhold()  # before rows come in that may owe noise
             # The weights that stand here owe by marks that are now replaced.
-            if optimizer.cut_short:
+            if optimizer.is_cut_short:
                 _erase_weights(model)
             else:
                 optimizer.settle()
@@ -377,7 +377,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
             pending = [name for name in shapes if name.startswith("ledger/")]
             with optimizer.privacy_history.changing_plan():
-                with optimizer.restoring_pending():
+                with optimizer.restore_pending():
                     fill(pending)
                 fill(name for name in shapes if name not in pending)
             optimizer.training_id, optimizer.state_id = header["training"], header["state"]

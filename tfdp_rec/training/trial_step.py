@@ -16,19 +16,19 @@ import tensorflow as tf
 
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.batches import batch_size, hide_batch_axis, open_specs
-from tfdp_rec.core.sensitivity.engine import checked_losses, factors_of, refuse_uncovered, shared_inputs
+from tfdp_rec.core.sensitivity.engine import check_losses, factors_of, refuse_uncovered, shared_inputs
 from tfdp_rec.core.sensitivity.own_rows import own_rows
 from tfdp_rec.core.sensitivity.recorder import (
     Recording,
     Unit,
-    no_settling,
-    own_direct,
     refuse_added_losses,
     refuse_duplicate_paths,
     refuse_unrecorded,
-    replaced,
+    replace_calls,
     secret_seeds,
+    settle_nothing,
     units_and_refusals,
+    watch_own_weights,
 )
 from tfdp_rec.core.sensitivity.rules import resource
 from tfdp_rec.core.sensitivity.step_reading import StepReading
@@ -59,10 +59,10 @@ class TrialStep:
             with self._noting():
                 refuse_duplicate_paths(self._model)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                recorder = Recording(tape, no_settling, own_direct(self._model, tape))
+                recorder = Recording(tape, settle_nothing, watch_own_weights(self._model, tape))
                 runs = [(unit.layer, functools.partial(self._run, recorder, unit)) for unit in self.units]
                 losses = None
-                with replaced(runs), recorder.outside, self._noting():
+                with replace_calls(runs), recorder.outside, self._noting():
                     losses = self._checked(self._loss(batch), size)
             self._check_forward_pass(recorder)
             if losses is not None:  # None if the losses themselves are refused
@@ -72,7 +72,7 @@ class TrialStep:
     def _checked(self, losses: Any, size: tf.Tensor) -> tf.Tensor | None:
         """The losses, checked under the tape: later operations have no gradient."""
         try:
-            return checked_losses(losses, size)
+            return check_losses(losses, size)
         except ValueError as problem:
             self.refusals.setdefault(str(problem), "")
             return None

@@ -89,7 +89,7 @@ class Training:
         self._build()
         for new, kept in zip(self.optimizer.variables, old.variables, strict=True):
             new._value.assign(kept._value)
-        with self.optimizer.restoring_pending():
+        with self.optimizer.restore_pending():
             for name, variable in self.optimizer.pending_variables.items():
                 variable.assign(old.pending_variables[name])
 

@@ -61,14 +61,14 @@ def history_of(kind, rates=RATES, stddevs=STDDEVS):
     history = kind.history(kind.columns)
     for step, (rate, stddev) in enumerate(zip(rates, stddevs)):
         now = tf.constant(step, tf.int64)
-        totals = kind.next_totals(history.at(now), tf.constant(rate, tf.float64), tf.constant(stddev, tf.float64))
+        totals = kind.next_totals(history.look_up(now), tf.constant(rate, tf.float64), tf.constant(stddev, tf.float64))
         history.append(now + 1, totals)
     return history
 
 
 def paid(kind, since, now, history):
     """A and a root of Σ of one mark, as payments have them."""
-    owed = kind.owed(tf.constant([since] * kind.size, tf.int64), tf.constant(now, tf.int64), history)
+    owed = kind.find_debt(tf.constant([since] * kind.size, tf.int64), tf.constant(now, tf.int64), history)
 
     def rows(values):
         return tuple(tf.constant(v, tf.float64)[:, None] for v in values)
@@ -77,9 +77,9 @@ def paid(kind, since, now, history):
         return np.stack([np.asarray(v)[:, 0] for v in moved])
 
     unit, nothing = np.eye(kind.size), np.zeros([kind.size, kind.size])
-    maps = flat(kind.moved(rows(unit), owed.coefficients, tf.zeros([kind.size, kind.size, 1], tf.float64), NO_GRID))
+    maps = flat(kind.move(rows(unit), owed.coefficients, tf.zeros([kind.size, kind.size, 1], tf.float64), NO_GRID))
     scaled = tf.constant(unit[:, :, None], tf.float64) * owed.stddev[:, :, None]  # row i draws the i-th unit
-    return maps, flat(kind.moved(rows(nothing), owed.coefficients, scaled, NO_GRID))
+    return maps, flat(kind.move(rows(nothing), owed.coefficients, scaled, NO_GRID))
 
 
 @ALL
@@ -102,8 +102,9 @@ def test_what_rows_owe_before_the_last_step_is_kept_too(block, monkeypatch):
     monkeypatch.setattr(Maps, "block", block)
     kind = Correlated(Recursion(), STRATEGIES[1])
     history = history_of(kind)
-    before, _ = kind.owed(tf.constant([2], tf.int64), tf.constant(NOW - 1, tf.int64), history)
-    expected, _ = kind.owed(tf.constant([2], tf.int64), tf.constant(NOW - 1, tf.int64), history_of(kind, RATES[:-1]))
+    since, now = tf.constant([2], tf.int64), tf.constant(NOW - 1, tf.int64)
+    before, _ = kind.find_debt(since, now, history)
+    expected, _ = kind.find_debt(since, now, history_of(kind, RATES[:-1]))
     np.testing.assert_array_equal(before, expected)
 
 
@@ -128,8 +129,8 @@ def test_without_buffers_it_is_the_closed_forms(recursion):
         totals = known.next_totals(totals, tf.constant(rate, tf.float64), tf.constant(stddev, tf.float64))
         closed.append(tf.constant(step + 1, tf.int64), totals)
     since, now = tf.range(NOW + 1, dtype=tf.int64), tf.constant(NOW, tf.int64)
-    _, covariance = maps.between(since, now)
-    theirs = known.owed(since, now, closed)
+    _, covariance = maps.entries_between(since, now)
+    theirs = known.find_debt(since, now, closed)
     if not recursion.momentum:
         np.testing.assert_allclose(tf.sqrt(covariance[0][0]), theirs.stddev[:, 0], rtol=1e-6, atol=1e-7)
         return
@@ -158,10 +159,10 @@ def test_a_weight_moves_by_its_velocity_as_it_was_rounded(name, strategy):
     """As if the noise of the last step had taken the velocity there."""
     recursion, rng = RECURSIONS[name], np.random.default_rng(0)
     kind, grid = Correlated(recursion, strategy), tf.constant(2.0**-6, tf.float64)
-    owed = kind.owed(tf.constant([0, 3, 6], tf.int64), tf.constant(NOW, tf.int64), history_of(kind))
+    owed = kind.find_debt(tf.constant([0, 3, 6], tf.int64), tf.constant(NOW, tf.int64), history_of(kind))
     rows = tuple(tf.constant(rng.normal(size=[3, 200])) for _ in range(kind.size))
     noise = tf.constant(rng.normal(size=[3, kind.size, 200])) * owed.stddev[:, :, None]
-    exact, rounded = (kind.moved(rows, owed.coefficients, noise, on) for on in (NO_GRID, grid))
+    exact, rounded = (kind.move(rows, owed.coefficients, noise, on) for on in (NO_GRID, grid))
     by_weight, by_velocity, *others = (np.asarray(one - other) for one, other in zip(rounded, exact, strict=True))
     assert 2.0**-8 < np.max(np.abs(by_velocity)) <= 2.0**-7 and not np.any(np.asarray(rounded[1]) % 2.0**-6)
     share = 1 + recursion.momentum * recursion.nesterov
@@ -180,7 +181,7 @@ def test_no_scale_of_learning_rate_loses_noise(rate):
     @tf.function
     def train():
         for step in tf.range(tf.constant(steps, tf.int64)):
-            totals = kind.next_totals(history.at(step), tf.constant(rates)[step], one)
+            totals = kind.next_totals(history.look_up(step), tf.constant(rates)[step], one)
             with tf.control_dependencies(history.append(step + 1, totals)):
                 tf.no_op()
 

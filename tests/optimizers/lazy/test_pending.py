@@ -22,7 +22,7 @@ from tfdp_rec.core.mechanism.pending import (
     RowMarks,
     WithMomentum,
     WithoutMomentum,
-    pending,
+    choose_pending,
     step_on,
 )
 from tfdp_rec.core.mechanism.rules import Recursion
@@ -75,13 +75,13 @@ def pay(kind, since, draws, scale=1.0, shared=False, forgotten=0, start=(0.0, 0.
     rows = (weight, velocity) if kind.recursion.has_velocity else (weight,)
     ids, now = tf.range(len(since), dtype=tf.int64), tf.constant(len(RATES), tf.int64)
     since, history = tf.constant(since, tf.int64), history_of(kind, forgotten)
-    by_mark = kind.owed_by_mark(now, history) if for_all_rows else None
+    by_mark = kind.find_debt_by_mark(now, history) if for_all_rows else None
 
     class Source(NoiseSource):
         def draw(self, requests, step):
-            return [request.scaled(unit(request.draws)) for request in requests]
+            return [request.answer(unit(request.draws)) for request in requests]
 
-    ((weight, *velocity),) = kind.settled([Debt(0, ids, rows, since, now)], history, Source(), NO_GRID, by_mark)
+    ((weight, *velocity),) = kind.settle_rows([Debt(0, ids, rows, since, now)], history, Source(), NO_GRID, by_mark)
     velocity = velocity[0] if velocity else tf.zeros_like(weight)
     return np.asarray(weight, np.float64), np.asarray(velocity, np.float64)
 
@@ -89,7 +89,7 @@ def pay(kind, since, draws, scale=1.0, shared=False, forgotten=0, start=(0.0, 0.
 @pytest.mark.parametrize("recursion", [Recursion(), Recursion(weight_decay=0.3), Recursion(momentum=0.8)])
 @pytest.mark.parametrize("aggregate", [True, False])
 def test_a_row_pays_the_same_alone_and_with_all_others(recursion, aggregate):
-    since, kind = [0, 7, 3, 3, 6], pending(recursion, aggregate)
+    since, kind = [0, 7, 3, 3, 6], choose_pending(recursion, aggregate)
     alone, among_all = (pay(kind, since, 4, start=(0.5, 0.25), for_all_rows=way) for way in (False, True))
     for one, other in zip(alone, among_all):
         np.testing.assert_array_equal(one, other)
@@ -135,15 +135,15 @@ SINCE = [0, 3, 6, 7]  # never settled, settled in the middle, one step ago, just
 
 @ALL
 def test_a_million_draws(recursion):
-    assert_right(recursion, SINCE, *pay(pending(recursion, True), SINCE, DRAWS // 4))
-    assert_right(recursion, [2], *pay(pending(recursion, True), [2], DRAWS))
+    assert_right(recursion, SINCE, *pay(choose_pending(recursion, True), SINCE, DRAWS // 4))
+    assert_right(recursion, [2], *pay(choose_pending(recursion, True), [2], DRAWS))
 
 
 @ALL
 @pytest.mark.parametrize("wrong", [{"scale": 1.03}, {"scale": 0.97}, {"shared": True}, {"forgotten": 1}])
 def test_wrong_noise_is_rejected(recursion, wrong):
     with pytest.raises(AssertionError):
-        assert_right(recursion, SINCE, *pay(pending(recursion, True), SINCE, DRAWS // 10, **wrong))
+        assert_right(recursion, SINCE, *pay(choose_pending(recursion, True), SINCE, DRAWS // 10, **wrong))
 
 
 @ALL
@@ -151,7 +151,7 @@ def test_simulated_steps_are_distributed_alike(recursion):
     """The steps themselves, one by one, pass the same checks and agree by a two-sample test."""
     replayed = pay(Replayed(recursion), [2], 50_000)
     assert_right(recursion, [2], *replayed)
-    weights, velocities = pay(pending(recursion, True), [2], 50_000, seed=1)
+    weights, velocities = pay(choose_pending(recursion, True), [2], 50_000, seed=1)
     assert stats.ks_2samp(replayed[0][0], weights[0]).pvalue > 1e-6
     if recursion.has_velocity:
         assert stats.ks_2samp(replayed[1][0], velocities[0]).pvalue > 1e-6
@@ -160,7 +160,7 @@ def test_simulated_steps_are_distributed_alike(recursion):
 @ALL
 def test_what_a_row_does_without_noise(recursion):
     """Decay and momentum carry on exactly."""
-    weights, velocities = pay(pending(recursion, True), SINCE, 1, scale=0.0, start=(1.5, -0.25))
+    weights, velocities = pay(choose_pending(recursion, True), SINCE, 1, scale=0.0, start=(1.5, -0.25))
     for row, since in enumerate(SINCE):
         _, moves = effects(recursion, since, len(RATES))
         expected = moves @ [1.5, -0.25 if recursion.has_velocity else 0.0]
@@ -175,9 +175,9 @@ def test_a_weight_moves_by_its_velocity_as_it_was_rounded(name):
     recursion, grid, rng = RECURSIONS[name], tf.constant(2.0**-6, tf.float64), np.random.default_rng(0)
     kind, since = WithMomentum(recursion), [0, 3, 6]  # at the end one owed step, which is the last
     rows = tuple(tf.constant(rng.normal(size=[3, 200])) for _ in range(2))
-    owed = kind.owed(tf.constant(since, tf.int64), tf.constant(len(RATES), tf.int64), history_of(kind))
+    owed = kind.find_debt(tf.constant(since, tf.int64), tf.constant(len(RATES), tf.int64), history_of(kind))
     noise = tf.constant(rng.normal(size=[3, 2, 200])) * owed.stddev[:, :, None]
-    exact, rounded = (kind.moved(rows, owed.coefficients, noise, on) for on in (NO_GRID, grid))
+    exact, rounded = (kind.move(rows, owed.coefficients, noise, on) for on in (NO_GRID, grid))
     by_weight, by_velocity = (np.asarray(one - other) for one, other in zip(rounded, exact, strict=True))
     assert 2.0**-8 < np.max(np.abs(by_velocity)) <= 2.0**-7 and not np.any(np.asarray(rounded[1]) % 2.0**-6)
     for row, at in enumerate(since):
@@ -200,9 +200,9 @@ def test_constant_rates_give_the_geometric_sums():
         totals = kind.next_totals(totals, tf.constant(eta, tf.float64), tf.constant(s, tf.float64))
         history.append(tf.constant(step + 1, tf.int64), totals)
     rows = (tf.zeros([2, 1], tf.float64), tf.zeros([2, 1], tf.float64))
-    owed = kind.owed(tf.constant([5, 5], tf.int64), tf.constant(k + 5, tf.int64), history)
+    owed = kind.find_debt(tf.constant([5, 5], tf.int64), tf.constant(k + 5, tf.int64), history)
     units = tf.reshape(tf.eye(2, dtype=tf.float64), [2, 2, 1])  # row 0 draws (1, 0), row 1 draws (0, 1)
-    weight, velocity = kind.moved(rows, owed.coefficients, units * owed.stddev[:, :, None], NO_GRID)
+    weight, velocity = kind.move(rows, owed.coefficients, units * owed.stddev[:, :, None], NO_GRID)
     factor = np.concatenate([np.asarray(velocity), np.asarray(weight)], axis=1)
     m = np.arange(1, k + 1)
     expected = (eta * s) ** 2 * np.array(
@@ -230,7 +230,7 @@ def test_history_grows_and_stays_exact():
         totals = steps(tf.constant(first, tf.int64), totals)
     assert history.table.numpy().shape == (4096, 2)
     since = tf.constant([0, 1, 2999], tf.int64)
-    owed = kind.owed(since, tf.constant(3000, tf.int64), history).stddev[:, 0]
+    owed = kind.find_debt(since, tf.constant(3000, tf.int64), history).stddev[:, 0]
     np.testing.assert_allclose(np.square(owed), [3000, 2999, 1], rtol=1e-6)
 
 
@@ -241,7 +241,7 @@ def test_a_learning_rate_that_falls_by_ten_thousand_is_still_paid_in_full():
         rate = 1.0 if step < 200 else 1e-4
         totals = kind.next_totals(totals, tf.constant(rate, tf.float64), tf.constant(1.0, tf.float64))
         history.append(tf.constant(step + 1, tf.int64), totals)
-    owed = kind.owed(tf.constant([200, 399], tf.int64), tf.constant(400, tf.int64), history).stddev[:, 0]
+    owed = kind.find_debt(tf.constant([200, 399], tf.int64), tf.constant(400, tf.int64), history).stddev[:, 0]
     np.testing.assert_allclose(owed, [1e-4 * np.sqrt(200), 1e-4], rtol=1e-4)
 
 
@@ -274,14 +274,14 @@ def test_after_a_release_no_noise_is_lost_in_the_totals_of_earlier_steps(momentu
 @pytest.mark.parametrize("recursion", [Recursion(), Recursion(momentum=0.9), Recursion(weight_decay=0.3)])
 def test_rows_of_several_tables_owe_what_each_owes_alone(recursion, sizes):
     """The debts of all tables are found together, in one draw. The source is a function of table and row."""
-    kind, noise, now = pending(recursion, True), KeyedNoise(3), tf.constant(len(RATES), tf.int64)
+    kind, noise, now = choose_pending(recursion, True), KeyedNoise(3), tf.constant(len(RATES), tf.int64)
     history, rng, debts = history_of(kind), np.random.default_rng(0), []
     for number, size in enumerate(sizes):
         state = tuple(tf.constant(rng.normal(size=[size, 4]), tf.float32) for _ in range(1 + recursion.has_velocity))
         ids, since = tf.range(size, dtype=tf.int64), tf.constant(rng.integers(0, len(RATES), size) * (1 - number % 2))
         debts.append(Debt(number, ids, state, since, now))
-    for debt, together in zip(debts, kind.settled(debts, history, noise, NO_GRID), strict=True):
-        (alone,) = kind.settled([debt], history, noise, NO_GRID)
+    for debt, together in zip(debts, kind.settle_rows(debts, history, noise, NO_GRID), strict=True):
+        (alone,) = kind.settle_rows([debt], history, noise, NO_GRID)
         for one, other in zip(alone, together, strict=True):
             np.testing.assert_array_equal(one, other)
 
@@ -292,10 +292,10 @@ def test_totals_stay_while_a_row_owes():
     marks.tick(tf.constant(1, tf.int64), [tf.constant([0.5, 4.0], tf.float64)], tf.constant(-0.5, tf.float64))
     for row in range(3):
         marks.begin_totals(marks.now())
-        assert history.at(1).numpy().tolist() == [0.5, 4.0] and float(marks.largest) == 0.5
+        assert history.look_up(1).numpy().tolist() == [0.5, 4.0] and float(marks.largest) == 0.5
         marks.mark("table", tf.constant([row], tf.int64), tf.constant(1, tf.int64))
     marks.begin_totals(marks.now())
-    assert history.at(1).numpy().tolist() == [0.0, 0.0] and float(marks.largest) == 0.0
+    assert history.look_up(1).numpy().tolist() == [0.0, 0.0] and float(marks.largest) == 0.0
 
 
 # The whole optimizer: every row of a table, whichever way it came to be settled.

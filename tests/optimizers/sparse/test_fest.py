@@ -213,7 +213,7 @@ def test_the_lowest_bits_of_a_frequency_do_not_tell_the_count():
 @pytest.mark.parametrize("clip", [0.3, 1.0, 1.5, 7.1, 1000.0])
 def test_an_example_moves_the_frequencies_by_the_clip_at_most(reads, clip):
     """In whole numbers, with no rounding that could exceed it."""
-    found = preselection._clipped_histogram([{"a": np.arange(reads)[None], "b": [[0]]}], {"a": 1000, "b": 2}, clip)
+    found = preselection._sum_contributions([{"a": np.arange(reads)[None], "b": [[0]]}], {"a": 1000, "b": 2}, clip)
     moved = np.concatenate([found["a"], found["b"]])
     assert moved.dtype == np.int64 and sum(int(each) ** 2 for each in moved) <= ONE**2
     weight = min(1.0, clip / np.sqrt(reads + 1))

@@ -13,14 +13,14 @@ import functools
 import json
 import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import dp_accounting
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
-from numpy.typing import NDArray
+from numpy.typing import ArrayLike, NDArray
 
 from tfdp_rec.core.claim import events, profiles
 from tfdp_rec.core.claim.events import PaddedDpEvent, PureDpEvent
@@ -79,8 +79,13 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
     return _by_pld(event, certain, grid)
 
 
+def epsilon_of_divergences(orders: Sequence[float], divergences: ArrayLike, delta: float) -> float:
+    """ε at δ of what has these Rényi divergences at these orders, by dp_accounting's conversion."""
+    return float(compute_epsilon(orders, divergences, delta)[0])
+
+
 def _by_rdp(event: DpEvent, delta: float, at: tuple[float, ...]) -> float:
-    return float(compute_epsilon(at, divergences(event, at), delta)[0])
+    return epsilon_of_divergences(at, divergences(event, at), delta)
 
 
 @functools.cache

@@ -1,5 +1,7 @@
 """Privacy events: as text, as JSON, and whether they have a guarantee at all.
 
+The other rooms take all classes of events from here, dp_accounting's too: they name an event, and this room prices it.
+
 An event whose class is not in `KINDS` is refused. A new event needs a class, and a row in `KINDS`, whose `priced_as`
 names an event that costs at least as much and has a price.
 
@@ -17,8 +19,16 @@ import math
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import dp_accounting
-from dp_accounting import DpEvent
+from dp_accounting import (
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NonPrivateDpEvent,
+    NoOpDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
 
 REPLACE = "replace-one"
 """Relation of data sets of which one has another item, or label, in the place of one of the other's."""
@@ -68,19 +78,17 @@ class Kind(NamedTuple):
 _LEAST_NOISE = 1e-100  # of less the square is no number to divide by
 
 KINDS: dict[type, Kind] = {
-    dp_accounting.GaussianDpEvent: Kind(
+    GaussianDpEvent: Kind(
         "Gaussian noise of multiplier {noise_multiplier:g}", lambda event: event.noise_multiplier >= _LEAST_NOISE
     ),
-    dp_accounting.LaplaceDpEvent: Kind(
+    LaplaceDpEvent: Kind(
         "Laplace noise of multiplier {noise_multiplier:g}", lambda event: event.noise_multiplier >= _LEAST_NOISE
     ),
-    dp_accounting.NoOpDpEvent: Kind("nothing"),
-    dp_accounting.NonPrivateDpEvent: Kind("a mechanism without a formal guarantee", lambda event: False),
-    dp_accounting.ComposedDpEvent: Kind("{events}"),
-    dp_accounting.SelfComposedDpEvent: Kind("{count} times {event}"),
-    dp_accounting.PoissonSampledDpEvent: Kind(
-        "{event} on a Poisson sample with probability {sampling_probability:.6g}"
-    ),
+    NoOpDpEvent: Kind("nothing"),
+    NonPrivateDpEvent: Kind("a mechanism without a formal guarantee", lambda event: False),
+    ComposedDpEvent: Kind("{events}"),
+    SelfComposedDpEvent: Kind("{count} times {event}"),
+    PoissonSampledDpEvent: Kind("{event} on a Poisson sample with probability {sampling_probability:.6g}"),
     PureDpEvent: Kind("a release of pure epsilon {epsilon:g}", lambda event: event.epsilon < math.inf),
     PaddedDpEvent: Kind("{event} on items padded with probability {padding:g}"),
     FailingDpEvent: Kind("what fails with probability {delta:g}"),
@@ -135,7 +143,7 @@ def to_json(event: DpEvent) -> dict[str, Any]:
         ValueError: A class is unknown, a field is out of its range, or a failure is within a sampling.
     """
     name = type(event).__name__
-    if isinstance(event, dp_accounting.PoissonSampledDpEvent) and without_failures(event.event)[1] > 0:
+    if isinstance(event, PoissonSampledDpEvent) and without_failures(event.event)[1] > 0:
         what = in_words(event)
         raise ValueError(f"What fails within a sampling has no price here: {what}. Pay for it as if unsampled.")
     if type(event) not in KINDS:
@@ -188,7 +196,7 @@ def in_words(event: DpEvent) -> str:
     """
     fields = _fields(event)
     inner = " and ".join(in_words(part) for part in _inner(event))
-    unknown = KINDS[dp_accounting.NonPrivateDpEvent]
+    unknown = KINDS[NonPrivateDpEvent]
     return KINDS.get(type(event), unknown).words.format(**fields | {"event": inner, "events": inner})
 
 
@@ -210,12 +218,12 @@ def planned_in(event: DpEvent) -> bool:
 
 def parts_of(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
     """(event, count) of the parts that an event is composed of, without those of count 0."""
-    if isinstance(event, dp_accounting.ComposedDpEvent):
+    if isinstance(event, ComposedDpEvent):
         for part in event.events:
             yield from parts_of(part, times)
-    elif isinstance(event, dp_accounting.SelfComposedDpEvent):
+    elif isinstance(event, SelfComposedDpEvent):
         yield from parts_of(event.event, times * event.count)
-    elif times and not isinstance(event, dp_accounting.NoOpDpEvent) and getattr(event, "sampling_probability", 1) > 0:
+    elif times and not isinstance(event, NoOpDpEvent) and getattr(event, "sampling_probability", 1) > 0:
         yield event, times
 
 
@@ -224,26 +232,26 @@ def without_failures(event: DpEvent) -> tuple[DpEvent, float]:
     # Failures under Poisson sampling stay, unless they never come: no pricing of them is known, and accountants refuse
     # the event.
     if isinstance(event, FailingDpEvent):
-        return dp_accounting.NoOpDpEvent(), event.delta
-    if isinstance(event, dp_accounting.ComposedDpEvent):
+        return NoOpDpEvent(), event.delta
+    if isinstance(event, ComposedDpEvent):
         parts = [without_failures(part) for part in event.events]
         lost = math.fsum(delta for _, delta in parts)
         kept = [part for part, _ in parts]
         same = all(new is old for new, old in zip(kept, event.events))
-        return (event, 0.0) if same else (dp_accounting.ComposedDpEvent(kept), lost)
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
+        return (event, 0.0) if same else (ComposedDpEvent(kept), lost)
+    if isinstance(event, SelfComposedDpEvent):
         part, delta = without_failures(event.event)
         same = part is event.event
-        return (event, 0.0) if same else (dp_accounting.SelfComposedDpEvent(part, event.count), event.count * delta)
-    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
+        return (event, 0.0) if same else (SelfComposedDpEvent(part, event.count), event.count * delta)
+    if isinstance(event, PoissonSampledDpEvent):
         part, delta = without_failures(event.event)
         if part is event.event or delta > 0:
             return event, 0.0
         # Accountants know no sample of nothing.
-        left = [one if times == 1 else dp_accounting.SelfComposedDpEvent(one, times) for one, times in parts_of(part)]
-        rest = left[0] if len(left) == 1 else dp_accounting.ComposedDpEvent(left)
-        sampled = dp_accounting.PoissonSampledDpEvent(event.sampling_probability, rest)
-        return (sampled if left else dp_accounting.NoOpDpEvent()), 0.0
+        left = [one if times == 1 else SelfComposedDpEvent(one, times) for one, times in parts_of(part)]
+        rest = left[0] if len(left) == 1 else ComposedDpEvent(left)
+        sampled = PoissonSampledDpEvent(event.sampling_probability, rest)
+        return (sampled if left else NoOpDpEvent()), 0.0
     return event, 0.0
 
 
@@ -252,10 +260,10 @@ def as_priced(event: DpEvent) -> DpEvent:
     substitute = KINDS[type(event)].priced_as if type(event) in KINDS else None
     if substitute is not None:
         return as_priced(substitute(event))
-    if isinstance(event, dp_accounting.ComposedDpEvent):
-        return dp_accounting.ComposedDpEvent([as_priced(part) for part in event.events])
-    if isinstance(event, dp_accounting.SelfComposedDpEvent):
-        return dp_accounting.SelfComposedDpEvent(as_priced(event.event), event.count)
-    if isinstance(event, dp_accounting.PoissonSampledDpEvent):
-        return dp_accounting.PoissonSampledDpEvent(event.sampling_probability, as_priced(event.event))
+    if isinstance(event, ComposedDpEvent):
+        return ComposedDpEvent([as_priced(part) for part in event.events])
+    if isinstance(event, SelfComposedDpEvent):
+        return SelfComposedDpEvent(as_priced(event.event), event.count)
+    if isinstance(event, PoissonSampledDpEvent):
+        return PoissonSampledDpEvent(event.sampling_probability, as_priced(event.event))
     return event

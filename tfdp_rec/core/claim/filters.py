@@ -41,10 +41,9 @@ from typing import Any
 
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
-from dp_accounting.rdp import compute_epsilon
 
 from tfdp_rec.core.claim import events
-from tfdp_rec.core.claim.composition import check_delta, checked_epsilon, divergences, orders
+from tfdp_rec.core.claim.composition import check_delta, checked_epsilon, divergences, epsilon_of_divergences, orders
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 
 _SLACK = 1e-6  # of the limit: more than sums of floats, or another version of dp_accounting, differ by
@@ -224,4 +223,4 @@ def _largest_divergence(order: float, epsilon: float, delta: float) -> float:
     """The ρ that dp_accounting converts to ε at δ."""
     # At one order ε = ρ + a constant. It is below 0 only where ε is as small as δ², and dp_accounting converts
     # by another bound.
-    return epsilon - max(float(compute_epsilon([order], [epsilon], delta)[0]) - epsilon, 0.0)
+    return epsilon - max(epsilon_of_divergences([order], [epsilon], delta) - epsilon, 0.0)

@@ -20,11 +20,11 @@ import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Unpack, overload
 
-import dp_accounting
 import keras
 import tensorflow as tf
 
 from tfdp_rec.core.claim.entries import new_id
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.meter import Meter
 from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Source
 from tfdp_rec.core.ground.demands import Check, demand_all, given
@@ -37,7 +37,7 @@ from tfdp_rec.core.mechanism.noise.gaussian import EntropyNoise
 from tfdp_rec.core.mechanism.noise.meeting import grid_of
 from tfdp_rec.core.mechanism.noise.secure import SecureNoise
 from tfdp_rec.core.mechanism.rules import Recursion, Rows, TableRule
-from tfdp_rec.core.mechanism.tables import Operations, Table, after
+from tfdp_rec.core.mechanism.tables import Operations, Table, run_after
 from tfdp_rec.core.sensitivity.data_flow import ours
 from tfdp_rec.core.sensitivity.engine import ClippedSum
 from tfdp_rec.core.sensitivity.weights import Auto, WeightRule, clip_and_rule
@@ -190,7 +190,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
 
     # C, the bound on each example's gradient norm; σ, in units of the sensitivity; B, what every step divides by.
     l2_norm_clip = ClipSetting()
-    noise_multiplier = Setting(checks.not_negative)
+    noise_multiplier = Setting(checks.check_not_negative)
     expected_batch_size = Setting()
 
     @overload
@@ -217,7 +217,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         super().__init__(
             float(learning_rate) if isinstance(learning_rate, int) else learning_rate,
             name=name,
-            **checks.admitted(type(self).__name__, kwargs),
+            **checks.admit(type(self).__name__, kwargs),
         )
         if noise is not None and secure:
             raise ValueError("Give noise= or secure=True, not both.")
@@ -225,8 +225,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         self.momentum, self.nesterov, self.decoupled_weight_decay = momentum, nesterov, weight_decay
         self.secure = secure
         self.noise = noise or (SecureNoise() if secure else EntropyNoise())
-        self.dense_optimizer = checks.checked_dense(dense_optimizer)
-        self.table_rule = checks.checked_rule(self, table_rule)
+        self.dense_optimizer = checks.check_dense(dense_optimizer)
+        self.table_rule = checks.check_rule(self, table_rule)
         self.constructed_with: dict[str, Any] = {}
         self.l2_norm_clip, self.noise_multiplier = l2_norm_clip, noise_multiplier
         self.expected_batch_size = expected_batch_size
@@ -245,11 +245,11 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         if isinstance(held, keras.Variable):
             resource(held).assign(tf.cast(rate, tf.float32))
 
-    def dp_event(self) -> dp_accounting.DpEvent:
+    def dp_event(self) -> DpEvent:
         """The privacy event of one step on one batch, before any amplification by sampling."""
         if self.noise_multiplier == 0:
-            return dp_accounting.NonPrivateDpEvent()
-        return dp_accounting.GaussianDpEvent(self.noise_multiplier)
+            return NonPrivateDpEvent()
+        return GaussianDpEvent(self.noise_multiplier)
 
     # Building.
 
@@ -276,7 +276,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
                 self.tables[variable.path] = self._table(number, variable)
             else:
                 has_velocity = self.recursion.has_velocity and self.dense_optimizer is None
-                velocity = self._kept("velocity", number, variable.shape) if has_velocity else None
+                velocity = self._add_state("velocity", number, variable.shape) if has_velocity else None
                 self.dense[variable.path] = Dense(number, variable, velocity)
         if self.dense_optimizer is not None:
             self.dense_optimizer.build([dense.variable for dense in self.dense.values()])
@@ -292,10 +292,10 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         recursion = checks.recursion_of_table(self, variable)
         rule = self.table_rule or recursion
         name, width = "velocity" if rule is recursion else "state", rule.state_width(variable.shape[1])
-        state = self._kept(name, number, (variable.shape[0], width)) if width else None
+        state = self._add_state(name, number, (variable.shape[0], width)) if width else None
         return Table(number, variable, state, rule)
 
-    def _kept(self, name: str, number: int, shape: Any) -> keras.Variable:
+    def _add_state(self, name: str, number: int, shape: Any) -> keras.Variable:
         return self.add_variable(shape, dtype="float32", name=f"{name}_{number}")
 
     def build_tables(self) -> None:
@@ -329,8 +329,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         checks.refuse_replicas(tf.distribute.get_strategy())  # a fit may be within a strategy that `compile` was not in
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
         admitted = demand_all(*self.admission(clipped, source))
-        with ours(), tf.control_dependencies([clipped.norms]), after(admitted):
-            with after(self.privacy_history.count(source) if self.counts_steps else []):
+        with ours(), tf.control_dependencies([clipped.norms]), run_after(admitted):
+            with run_after(self.privacy_history.count(source) if self.counts_steps else []):
                 for observe in self.observers:
                     observe(clipped)
                 self._step(clipped, source, admitted, **kwargs)
@@ -372,7 +372,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         # What is more than float32 holds is infinite, or no number, whatever noise is added to it.
         largest = tf.maximum(tf.abs(tf.cast(learning_rate, tf.float64)), 1.0) * tf.cast(clipped.sensitivity, tf.float64)
         held = (largest / tf.minimum(batch, 1.0) <= _LARGEST_MOVE) | (stddev == 0)
-        with after(demand_all((held, _TOO_LARGE), *self.refusals(step))):
+        with run_after(demand_all((held, _TOO_LARGE), *self.refusals(step))):
             self.write(step, regularization or {})
 
     def write(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
@@ -468,7 +468,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         return 0.0
 
     @property
-    def cut_short(self) -> bool:
+    def is_cut_short(self) -> bool:
         """Whether a step or payment was cut short so that nothing can be settled: weights can only be replaced."""
         return False
 
@@ -478,7 +478,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         return {}
 
     @contextlib.contextmanager
-    def restoring_pending(self) -> Iterator[None]:
+    def restore_pending(self) -> Iterator[None]:
         """A block in which `pending_variables` become those of a training checkpoint, ahead of any weight."""
         yield
 
@@ -500,13 +500,13 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         rate = learning_rate_of(self)
         return {
             "name": self.name,
-            "learning_rate": float(rate.numpy()) if isinstance(rate, keras.Variable) else checks.serialized(rate),
+            "learning_rate": float(rate.numpy()) if isinstance(rate, keras.Variable) else checks.serialize(rate),
             **self.constructed_with,
             "momentum": self.momentum,
             "nesterov": self.nesterov,
             "weight_decay": self.decoupled_weight_decay,
-            "dense_optimizer": checks.serialized(self.dense_optimizer),
-            "table_rule": checks.serialized(self.table_rule),
+            "dense_optimizer": checks.serialize(self.dense_optimizer),
+            "table_rule": checks.serialize(self.table_rule),
             "noise": None,
             "secure": self.secure,
             "plan": None,  # its settings are those above

@@ -30,7 +30,7 @@ _REFUSED_OPTIONS = {
 }
 
 
-def admitted(name: str, options: dict[str, Any]) -> dict[str, Any]:
+def admit(name: str, options: dict[str, Any]) -> dict[str, Any]:
     """The options that Keras' optimizers take; one that would break the guarantee is refused."""
     for option, value in options.items():
         if option in _REFUSED_OPTIONS and (value or option == "ema_momentum"):
@@ -38,7 +38,7 @@ def admitted(name: str, options: dict[str, Any]) -> dict[str, Any]:
     return {option: value for option, value in options.items() if option not in _REFUSED_OPTIONS}
 
 
-def checked_dense(optimizer: Any) -> keras.optimizers.Optimizer | None:
+def check_dense(optimizer: Any) -> keras.optimizers.Optimizer | None:
     """An optimizer for the dense variables, also from a name or config; one that needs raw gradients is refused."""
     if optimizer is None:
         return None
@@ -72,7 +72,7 @@ def refuse_data_beside_the_sum(optimizer: Any, variables: Iterable[Any]) -> None
             refuse_data_read(f"The learning rate of {type(each).__name__}", rate, steps, handles_of([each.iterations]))
 
 
-def checked_rule(optimizer: Any, rule: Any) -> TableRule | None:
+def check_rule(optimizer: Any, rule: Any) -> TableRule | None:
     """A rule for the tables, refused where the mechanism, its momentum or its decay cannot have it."""
     if rule is None:
         return None
@@ -174,7 +174,7 @@ def recursion_of_table(optimizer: Any, variable: keras.Variable) -> Recursion:
     return dataclasses.replace(recursion, weight_decay=recursion.weight_decay + own)
 
 
-def serialized(part: Any) -> Any:
+def serialize(part: Any) -> Any:
     """A schedule, an optimizer, a rule or a preselection for a config; None stays None."""
     return None if part is None else keras.saving.serialize_keras_object(part)
 
@@ -186,7 +186,7 @@ def positive(name: str, value: float) -> float:
     return float(value)
 
 
-def not_negative(name: str, value: float) -> float:
+def check_not_negative(name: str, value: float) -> float:
     """A setting as a finite number of at least 0."""
     if not 0 <= float(value) < float("inf"):
         raise ValueError(f"{name} must be a number of at least 0, got {value}.")

@@ -44,10 +44,10 @@ from collections.abc import Sequence
 from typing import Any, Literal
 
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from numpy.typing import NDArray
 from scipy import optimize, signal
 
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 
 Array = NDArray[np.float64]
@@ -80,7 +80,7 @@ class BufferedToeplitz:
     decays: Sequence[float] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "scales", tuple(map(_rounded_down, self.scales)))
+        object.__setattr__(self, "scales", tuple(map(_round_down, self.scales)))
         object.__setattr__(self, "decays", tuple(float(np.float32(decay)) for decay in self.decays))
         if len(self.scales) != len(self.decays) or len(self.scales) > _MOST_BUFFERS:
             raise ValueError(
@@ -148,7 +148,7 @@ class BufferedToeplitz:
         return np.sqrt(np.array(found))
 
 
-def _rounded_down(value: float) -> float:
+def _round_down(value: float) -> float:
     nearest = np.float32(value)  # numpy 2 would compare it in float32
     return float(nearest if float(nearest) <= value else np.nextafter(nearest, np.float32(0)))
 

@@ -43,15 +43,15 @@ from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.arguments import Numbers, Planned
 from tfdp_rec.core.mechanism.base import PrivateOptimizer, Step
 from tfdp_rec.core.mechanism.noise.base import Request
-from tfdp_rec.core.mechanism.pending import Debt, History, Owed, Pending, RowMarks, pending, step_on, weights_on
+from tfdp_rec.core.mechanism.pending import Debt, History, Owed, Pending, RowMarks, choose_pending, step_on, weights_on
 from tfdp_rec.core.mechanism.rules import Recursion, Rows
-from tfdp_rec.core.mechanism.tables import CHUNK_VALUES, Operations, Table, after
+from tfdp_rec.core.mechanism.tables import CHUNK_VALUES, Operations, Table, run_after
 
 
 class Account(NamedTuple):
     """The way to settle tables of one decay, and its totals."""
 
-    pending: Pending
+    choose_pending: Pending
     history: History
 
 
@@ -101,9 +101,9 @@ class LazyDPSGD(PrivateOptimizer):
                 "what is left."
             )
 
-    def pending_of(self, recursion: Recursion) -> Pending:
+    def make_pending(self, recursion: Recursion) -> Pending:
         """How the noise that rows owe is drawn, for rows whose steps follow a recursion."""
-        return pending(recursion, self.aggregate_noise)
+        return choose_pending(recursion, self.aggregate_noise)
 
     def build_tables(self) -> None:
         for table in self.tables.values():
@@ -114,7 +114,7 @@ class LazyDPSGD(PrivateOptimizer):
                     "gradient and noise ahead of every rounding."
                 )
             self._refuse_too_much_decay(_steps_of(table), f" with the regularizer of '{table.path}'")
-        ways = {steps: self.pending_of(steps) for steps in map(_steps_of, self.tables.values())}
+        ways = {steps: self.make_pending(steps) for steps in map(_steps_of, self.tables.values())}
         self.accounts = {r: Account(way, (self.history_kind or way.history)(way.columns)) for r, way in ways.items()}
         rows = {path: table.rows for path, table in self.tables.items()}
         histories = [account.history for account in self.accounts.values()]
@@ -129,16 +129,16 @@ class LazyDPSGD(PrivateOptimizer):
         debts: dict[Recursion, dict[str, Debt]] = {}
         for path, ids in rows.items():
             table = self.tables[path]
-            since = self.row_marks.since(path, ids)
+            since = self.row_marks.read_marks(path, ids)
             debt = Debt(table.number, ids, self.read_rows(table, ids), since, now)
             debts.setdefault(_steps_of(table), {})[path] = debt
         for recursion, several in debts.items():
             way, history = self.accounts[recursion]
-            settled = way.settled(list(several.values()), history, self.noise, self.row_marks.grid, by_mark)
+            settled = way.settle_rows(list(several.values()), history, self.noise, self.row_marks.grid, by_mark)
             for (path, debt), values in zip(several.items(), settled):
                 # Noise before mark: a step that is cut short in between leaves a row that has its noise and owes it
                 # still, which adds noise. The other way round it would have no noise and owe none.
-                with after(self.write_rows(self.tables[path], debt.ids, values)):
+                with run_after(self.write_rows(self.tables[path], debt.ids, values)):
                     self.row_marks.mark(path, debt.ids, now)
 
     def read_rows(self, table: Table, ids: tf.Tensor) -> Rows:
@@ -156,7 +156,7 @@ class LazyDPSGD(PrivateOptimizer):
             return
         table.withhold()
         flat, now = tf.reshape(tf.cast(ids, tf.int64), [-1]), self.row_marks.now()
-        owing = self.row_marks.owing(table.path, flat, now)
+        owing = self.row_marks.owe_noise(table.path, flat, now)
 
         def settle() -> tf.Tensor:
             self.settle_rows({table.path: _distinct(flat, owing)}, now)
@@ -176,13 +176,13 @@ class LazyDPSGD(PrivateOptimizer):
             self.settle_rows({path: step.move(table).indices for path, table in self.tables.items()}, before)
         now = before + 1
         accounts = self.accounts.values()
-        totals = [way.next_totals(history.at(before), rate, step.stddev) for way, history in accounts]
-        with after(self.row_marks.tick(now, totals, step.noise_scale)):
-            self._step_touched(step, before)
+        totals = [way.next_totals(history.look_up(before), rate, step.stddev) for way, history in accounts]
+        with run_after(self.row_marks.tick(now, totals, step.noise_scale)):
+            self._step_rows(step, before)
         upcoming = step.upcoming.items()
-        self.settle_rows({path: self._announced(path, ids, now) for path, ids in upcoming if path in self.tables}, now)
+        self.settle_rows({path: self._find_owing(path, ids, now) for path, ids in upcoming if path in self.tables}, now)
 
-    def _step_touched(self, step: Step, before: tf.Tensor) -> None:
+    def _step_rows(self, step: Step, before: tf.Tensor) -> None:
         """Rows with a gradient make the step at once: it meets its noise before it is rounded to a row's grid."""
         # A source that is a function of the step must not give again what a payment was made of.
         number = -1 - before if self.aggregate_noise else before
@@ -193,20 +193,20 @@ class LazyDPSGD(PrivateOptimizer):
             plain = _steps_of(table).is_plain
             onto, on = ((old[-1][0], move.values), grid) if plain else ((move.values,), None)
             wanted.append((path, Request(table.number, move.indices, table.width, scale, onto, on)))
-        with after(demand(*self._room(step)) if self.arrives_late else []):
+        with run_after(demand(*self._room(step)) if self.arrives_late else []):
             met = self.meet(wanted, number)
         for rows, (path, asked), (noisy, others) in zip(old, wanted, met, strict=True):
             rule, ids = _steps_of(self.tables[path]), asked.rows
             made = (noisy,) if rule.is_plain else weights_on(grid, step_on(grid, rule, rows, noisy, step.pace))
-            with after(others + self.tables[path].write(ids, made)):
+            with run_after(others + self.tables[path].write(ids, made)):
                 self.row_marks.mark(path, ids, before + 1)
 
-    def _announced(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
+    def _find_owing(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
         """The distinct rows among announced ids that owe noise; row 0 for an id outside the table."""
         ids = tf.reshape(tf.cast(ids, tf.int64), [-1])
         ids = tf.where((ids >= 0) & (ids < self.tables[path].rows), ids, 0)  # the read refuses it
         # Rows that this step has touched owe nothing: where some rows are read often, these are most.
-        return _distinct(ids, self.row_marks.owing(path, ids, now))
+        return _distinct(ids, self.row_marks.owe_noise(path, ids, now))
 
     def pace_of(self, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
         # Where a step's noise is too small for the weights' grid, a row that is read stays where it is, and one that is
@@ -226,7 +226,7 @@ class LazyDPSGD(PrivateOptimizer):
         if self.arrives_late:
             return
         for path, table in self.tables.items():  # the rows of the gradient were read at this step, and owed nothing
-            since = self.row_marks.since(path, step.move(table).indices)
+            since = self.row_marks.read_marks(path, step.move(table).indices)
             yield since == now, _STALE.format(path)
         if self.tables:
             yield self._room(step)
@@ -246,7 +246,7 @@ class LazyDPSGD(PrivateOptimizer):
     @property
     def releasable(self) -> bool:
         """Whether no row of any table owes noise."""
-        return not self.built or self.row_marks.settled
+        return not self.built or self.row_marks.is_settled
 
     def settle(self) -> None:
         """Pays what every row of every table owes, in chunks whose memory does not grow with the table."""
@@ -263,7 +263,7 @@ class LazyDPSGD(PrivateOptimizer):
 
     def settle_all(self) -> None:
         now = self.row_marks.now()
-        owed = {recursion: way.owed_by_mark(now, history) for recursion, (way, history) in self.accounts.items()}
+        owed = {recursion: way.find_debt_by_mark(now, history) for recursion, (way, history) in self.accounts.items()}
         for path, table in self.tables.items():
             by_mark = owed[_steps_of(table)]
             table.withhold()
@@ -279,11 +279,11 @@ class LazyDPSGD(PrivateOptimizer):
         return {"clock": self.row_marks.clock, "largest": self.row_marks.largest, **totals, **marks}
 
     @contextlib.contextmanager
-    def restoring_pending(self) -> Iterator[None]:
+    def restore_pending(self) -> Iterator[None]:
         self.row_marks.settled_at = None  # from here on rows owe what their marks say, also if the block is cut short
-        with super().restoring_pending():
+        with super().restore_pending():
             yield
-        self.row_marks.restored()
+        self.row_marks.recompute_settled_at()
 
     # Saving: a saved optimizer is a settled one, so its ledger starts afresh at its step count.
 

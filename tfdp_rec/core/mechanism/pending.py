@@ -40,7 +40,7 @@ from tfdp_rec.core.mechanism.correlated_noise import INDEPENDENT, BufferedToepli
 from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
 from tfdp_rec.core.mechanism.noise.meeting import grid_of, nearest, on_grid
 from tfdp_rec.core.mechanism.rules import Recursion, Rows, Scalar
-from tfdp_rec.core.mechanism.tables import Operations, after, assigned, scatter
+from tfdp_rec.core.mechanism.tables import Operations, assign, run_after, scatter
 
 _FIRST_CAPACITY = 1024
 
@@ -53,7 +53,7 @@ class History:
         start = np.zeros([_FIRST_CAPACITY, columns])
         self.table = tf.Variable(start, trainable=False, shape=[None, columns], dtype=tf.float64, name="totals")
 
-    def at(self, steps: tf.Tensor) -> tf.Tensor:
+    def look_up(self, steps: tf.Tensor) -> tf.Tensor:
         """The totals before each of `steps`, `[..., columns]`."""
         return tf.gather(self.table, steps)
 
@@ -73,7 +73,7 @@ class History:
         """Has the totals begin anew at `step`, if all rows are settled there."""
         # What a row owes is a difference of totals. After a fall of the learning rate the noise of a few steps would be
         # lost in the rounding of the totals of all, and rows that no step touched would be released unchanged.
-        totals = self.at(step)
+        totals = self.look_up(step)
         self.append(step, tf.where(settled, tf.zeros_like(totals), totals))
 
     def restart(self, capacity: int) -> None:
@@ -136,12 +136,12 @@ class Pending(abc.ABC):
         """The totals after a step of that learning rate and noise, from those before it. float64."""
 
     @abc.abstractmethod
-    def settled(
+    def settle_rows(
         self, debts: Sequence[Debt], history: History, source: NoiseSource, grid: tf.Tensor, by_mark: Owed | None = None
     ) -> list[Rows]:
-        """The rows of each debt as they stand at `now`, from one draw where possible; `by_mark` as `owed_by_mark`."""
+        """The rows of each debt as they stand at `now`, from one draw where possible; `by_mark`: the debts by mark."""
 
-    def owed_by_mark(self, now: tf.Tensor, history: History) -> Owed | None:
+    def find_debt_by_mark(self, now: tf.Tensor, history: History) -> Owed | None:
         """Debt of a row by its mark; None where it is computed row by row."""
         return None
 
@@ -150,30 +150,30 @@ class Aggregated(Pending):
     """All owed steps in as many Gaussians a weight as a step has variables."""
 
     @abc.abstractmethod
-    def owed(self, since: tf.Tensor, now: tf.Tensor, history: History) -> Owed:
+    def find_debt(self, since: tf.Tensor, now: tf.Tensor, history: History) -> Owed:
         """Debt at step `now` of rows marked `since`, float64."""
 
     @abc.abstractmethod
-    def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor, grid: tf.Tensor) -> Rows:
+    def move(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor, grid: tf.Tensor) -> Rows:
         """The rows after Gaussians `[n, draws, width]` of the standard deviations owed, in float64; see `step_on`."""
 
-    def settled(
+    def settle_rows(
         self, debts: Sequence[Debt], history: History, source: NoiseSource, grid: tf.Tensor, by_mark: Owed | None = None
     ) -> list[Rows]:
         # Found for the rows of all tables at once: a step has many tables, and a table few rows.
         every, now = tf.concat([debt.since for debt in debts], axis=0), debts[0].now
-        due = by_mark.of(every) if by_mark else self.owed(every, now, history)
+        due = by_mark.of(every) if by_mark else self.find_debt(every, now, history)
         owed = due.split([tf.size(debt.since) for debt in debts])
         if not due.coefficients:  # one Gaussian, added to the weight
             asked = [debt.noise(each.stddev, (debt.rows[0],), grid) for debt, each in zip(debts, owed)]
             return [(weight,) for weight in source.noisy(asked, now)]
         noise = source.draw([debt.noise(due.stddev) for debt, due in zip(debts, owed)], now)
-        moved = (self.moved(debt.wide, due.coefficients, drawn, grid) for debt, due, drawn in zip(debts, owed, noise))
+        moved = (self.move(debt.wide, due.coefficients, drawn, grid) for debt, due, drawn in zip(debts, owed, noise))
         return [weights_on(grid, rows) for rows in moved]
 
-    def owed_by_mark(self, now: tf.Tensor, history: History) -> Owed:
+    def find_debt_by_mark(self, now: tf.Tensor, history: History) -> Owed:
         # There are fewer steps than rows: where all are settled, what one owes is found once for each possible mark.
-        return self.owed(tf.range(now + 1), now, history)
+        return self.find_debt(tf.range(now + 1), now, history)
 
 
 def _root(variance: tf.Tensor) -> tf.Tensor:
@@ -190,14 +190,14 @@ class WithoutMomentum(Aggregated):
         added = tf.square(learning_rate * stddev)
         return tf.stack([totals[0] + tf.math.log(keep), tf.square(keep) * totals[1] + added])
 
-    def owed(self, since: tf.Tensor, now: tf.Tensor, history: History) -> Owed:
-        then, totals = history.at(since), history.at(now)
+    def find_debt(self, since: tf.Tensor, now: tf.Tensor, history: History) -> Owed:
+        then, totals = history.look_up(since), history.look_up(now)
         if not self.recursion.weight_decay:
             return Owed(_root(totals[1] - then[:, 1])[:, None])
         kept = tf.exp(totals[0] - then[:, 0])
         return Owed(_root(totals[1] - tf.square(kept) * then[:, 1])[:, None], (kept,))
 
-    def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor, grid: tf.Tensor) -> Rows:
+    def move(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor, grid: tf.Tensor) -> Rows:
         return (coefficients[0][:, None] * rows[0] - noise[:, 0],)
 
 
@@ -210,11 +210,11 @@ class WithMomentum(Aggregated):
         added, mu = tf.square(learning_rate * stddev), self.recursion.momentum
         return tf.stack([totals[0] + added, mu * totals[1] + added, mu * mu * totals[2] + added])
 
-    def owed(self, since: tf.Tensor, now: tf.Tensor, history: History) -> Owed:
+    def find_debt(self, since: tf.Tensor, now: tf.Tensor, history: History) -> Owed:
         mu = self.recursion.momentum
         carried = mu if self.recursion.nesterov else 1.0
         power = tf.pow(tf.constant(mu, tf.float64), tf.cast(now - since, tf.float64))
-        then, totals = history.at(since), history.at(now)
+        then, totals = history.look_up(since), history.look_up(now)
         a = totals[0] - then[:, 0]
         p = totals[1] - power * then[:, 1]
         q = totals[2] - tf.square(power) * then[:, 2]
@@ -227,7 +227,7 @@ class WithMomentum(Aggregated):
         reach = carried * mu * (1 - power) / (1 - mu)
         return Owed(tf.stack([first, second], axis=1), (power, reach, share))
 
-    def moved(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor, grid: tf.Tensor) -> Rows:
+    def move(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor, grid: tf.Tensor) -> Rows:
         weight, velocity = rows
         power, reach, share = (c[:, None] for c in coefficients)
         left = power * velocity
@@ -247,7 +247,7 @@ class Replayed(Pending):
     def next_totals(self, totals: tf.Tensor, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
         return tf.stack([learning_rate, stddev])
 
-    def settled(
+    def settle_rows(
         self, debts: Sequence[Debt], history: History, source: NoiseSource, grid: tf.Tensor, by_mark: Owed | None = None
     ) -> list[Rows]:
         return [weights_on(grid, self._replay(debt, history, source, grid)) for debt in debts]
@@ -257,7 +257,7 @@ class Replayed(Pending):
 
         def body(step: tf.Tensor, *rows: tf.Tensor) -> tuple[tf.Tensor, ...]:
             # The totals *before* step + 1 are the η and s *of* this step.
-            eta, stddev = tf.unstack(history.at(step + 1))
+            eta, stddev = tf.unstack(history.look_up(step + 1))
             # All rows draw, also those that owe less: noise of a step must not depend on which other rows are settled.
             noise, buffers = self._strategy.next_noise(source.draw([debt.noise()], step)[0][:, 0], rows[own:])
             made = (*step_on(grid, self.recursion, rows[:own], -eta * stddev * noise, eta), *buffers)
@@ -284,7 +284,7 @@ def weights_on(grid: tf.Tensor, rows: Rows) -> Rows:
     return on_grid(rows[0], grid), *(tf.cast(each, tf.float32) for each in rows[1:])
 
 
-def pending(recursion: Recursion, aggregate_noise: bool) -> Pending:
+def choose_pending(recursion: Recursion, aggregate_noise: bool) -> Pending:
     """The way to settle for a recursion: in one Gaussian (two with momentum), or step by step."""
     if not aggregate_noise:
         return Replayed(recursion)
@@ -321,11 +321,11 @@ class RowMarks:
         self.settled_at: int | None = now  # the step that all rows are known to have been settled at
 
     @property
-    def settled(self) -> bool:
+    def is_settled(self) -> bool:
         """Whether no row of any table owes anything."""
         return not self.marks or self.settled_at == int(self.clock.numpy())
 
-    def restored(self) -> None:
+    def recompute_settled_at(self) -> None:
         """Clock and marks are those of a checkpoint."""
         now = int(self.clock.numpy())
         behind = any(int(tf.reduce_min(marks)) < now for marks in self.marks.values())
@@ -335,7 +335,7 @@ class RowMarks:
         """The clock, int64."""
         return self.clock.read_value()
 
-    def since(self, path: str, ids: tf.Tensor) -> tf.Tensor:
+    def read_marks(self, path: str, ids: tf.Tensor) -> tf.Tensor:
         """The steps that rows were settled at, int64."""
         return tf.cast(tf.gather(self.marks[path], ids), tf.int64)
 
@@ -350,11 +350,11 @@ class RowMarks:
 
     def tick(self, now: tf.Tensor, totals: Sequence[tf.Tensor], scale: tf.Tensor) -> Operations:
         """Puts a step on the clock: the largest η s of its noise and the totals of each history first."""
-        first = assigned(self.largest, tf.maximum(self.largest.read_value(), tf.abs(scale)))
+        first = assign(self.largest, tf.maximum(self.largest.read_value(), tf.abs(scale)))
         for history, those in zip(self.histories, totals, strict=True):
             first += history.append(now, those)
-        with after(first):
-            return assigned(self.clock, now)
+        with run_after(first):
+            return assign(self.clock, now)
 
     def begin_totals(self, now: tf.Tensor) -> None:
         """Has the totals begin anew at `now`, if all rows are settled there."""
@@ -368,6 +368,6 @@ class RowMarks:
         """Rows are settled at `now`."""
         return scatter("Update", self.marks[path], ids, tf.fill(tf.shape(ids), tf.cast(now, tf.int32)))
 
-    def owing(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
+    def owe_noise(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
         """Whether rows owe noise of a step before `now`."""
         return tf.gather(self.marks[path], ids) < tf.cast(now, tf.int32)

@@ -7,7 +7,7 @@ Every read is a gather from the variable itself and every write a scatter into i
 graph would make TensorFlow copy the table before each write (see docs/design-optimizers.md).
 
 A graph orders what touches one variable, and nothing between two. Where the order of two variables' writes matters
-(noise before the mark that says it was added), the writes are operations to wait for: see `after`.
+(noise before the mark that says it was added), the writes are operations to wait for: see `run_after`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Operations = list[tf.Operation]
 """Writes to wait for; eagerly there is nothing to wait for, and the list is empty."""
 
 
-def after(writes: Operations) -> contextlib.AbstractContextManager[Any]:
+def run_after(writes: Operations) -> contextlib.AbstractContextManager[Any]:
     """A block whose operations run after `writes`, also in a graph that is cut short by an error elsewhere."""
     return tf.control_dependencies(writes)
 
@@ -40,7 +40,7 @@ def scatter(kind: str, variable: tf.Variable, ids: tf.Tensor, values: tf.Tensor)
     return [] if done is None else [done]
 
 
-def assigned(variable: tf.Variable, value: tf.Tensor) -> Operations:
+def assign(variable: tf.Variable, value: tf.Tensor) -> Operations:
     """Writes a whole variable."""
     done = tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value)
     return [] if done is None else [done]
@@ -68,20 +68,20 @@ class Table:
 
     def read(self, ids: tf.Tensor) -> Rows:
         """float32 rows of the weights, and of the state."""
-        return tuple(tf.cast(tf.gather(held_rows(variable), ids), tf.float32) for variable in self._kept)
+        return tuple(tf.cast(tf.gather(held_rows(variable), ids), tf.float32) for variable in self._stored_variables)
 
     def write(self, ids: tf.Tensor, rows: Rows) -> Operations:
         """Replaces rows; `ids` are distinct."""
-        pairs = zip(self._kept, rows, strict=True)
+        pairs = zip(self._stored_variables, rows, strict=True)
         return [done for variable, values in pairs for done in scatter("Update", held_rows(variable), ids, values)]
 
     @property
-    def _kept(self) -> list[keras.Variable]:
+    def _stored_variables(self) -> list[keras.Variable]:
         return [self.variable] if self.state is None else [self.variable, self.state]
 
     def withhold(self) -> None:
         """Keeps the rows from whatever else reads the table, if any mechanism may owe them noise."""
-        for variable in self._kept:
+        for variable in self._stored_variables:
             if (places := withheld(variable)) is not None:
                 places.withhold()
 

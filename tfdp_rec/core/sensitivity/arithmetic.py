@@ -99,7 +99,7 @@ _NOT_EXACT = (
 )
 
 
-def where_exact(weights: tf.Tensor, norms: tf.Tensor) -> tf.Tensor:
+def require_exactness(weights: tf.Tensor, norms: tf.Tensor) -> tf.Tensor:
     """The examples' weights, computed from a check that products are exact."""
     exact = tf.reduce_all(tf.stack(list(canaries(norms).values())))
     return given(weights, demand(exact, _NOT_EXACT))

@@ -19,13 +19,13 @@ def map_examples(transform: Callable[[tf.Tensor], Any], batch: Any, shared: Sequ
     """`batch` with `transform` applied to every tensor that has a batch axis."""
     found = set()
 
-    def mapped(part: Any) -> Any:
+    def apply(part: Any) -> Any:
         if isinstance(part, dict):
-            return type(part)({k: once(k, v) if k in shared else mapped(v) for k, v in part.items()})
+            return type(part)({k: once(k, v) if k in shared else apply(v) for k, v in part.items()})
         if isinstance(part, tuple) and hasattr(part, "_fields"):
-            return type(part)(*map(mapped, part))
+            return type(part)(*map(apply, part))
         if isinstance(part, (tuple, list)):
-            return type(part)(map(mapped, part))
+            return type(part)(map(apply, part))
         return None if part is None else transform(part)
 
     def once(key: str, value: Any) -> Any:
@@ -37,7 +37,7 @@ def map_examples(transform: Callable[[tf.Tensor], Any], batch: Any, shared: Sequ
         found.add(key)
         return value
 
-    return mapped(batch)
+    return apply(batch)
 
 
 def example_leaves(batch: Any, shared: Sequence[str] = ()) -> list[tf.Tensor]:
@@ -59,7 +59,7 @@ ALIGNED = 16
 """The number of rows that are computed is a multiple of this: as many float32 numbers as a vector register holds."""
 
 
-def aligned(batch: Any, shared: Sequence[str] = (), multiple: int = ALIGNED) -> Any:
+def align(batch: Any, shared: Sequence[str] = (), multiple: int = ALIGNED) -> Any:
     """`batch` with its examples repeated up to a multiple of `multiple` rows; an empty batch is unchanged."""
     # Kernels compute the last elements of a tensor, and products of few rows, in other ways than the rest. With whole
     # vectors an example's numbers do not depend on the number of others, but for sums of more than 768 terms. The
@@ -67,10 +67,10 @@ def aligned(batch: Any, shared: Sequence[str] = (), multiple: int = ALIGNED) -> 
     size = batch_size(batch, shared)
     places = tf.range((size + multiple - 1) // multiple * multiple) % tf.maximum(size, 1)
 
-    def repeated(tensor: Any) -> Any:
+    def repeat(tensor: Any) -> Any:
         return tensor if isinstance(tensor, (tf.RaggedTensor, tf.SparseTensor)) else tf.gather(tensor, places)
 
-    return batch if multiple == 1 else map_examples(repeated, batch, shared)
+    return batch if multiple == 1 else map_examples(repeat, batch, shared)
 
 
 def hide_batch_axis(batch: Any, shared: Sequence[str] = ()) -> Any:
@@ -116,7 +116,7 @@ def refuse_padding(leaf: Any) -> None:
 def open_specs(batch: Any, shared: Sequence[str] = ()) -> Any:
     """The signature of a graph for batches like this one, or of this spec, of any number of examples."""
 
-    def opened(leaf: Any) -> Any:
+    def open_spec(leaf: Any) -> Any:
         one = spec(leaf)
         opens = isinstance(one, tf.TensorSpec) and one.shape.rank
         return tf.TensorSpec([None, *one.shape[1:]], one.dtype) if opens else one
@@ -127,7 +127,7 @@ def open_specs(batch: Any, shared: Sequence[str] = ()) -> Any:
         tensor = tf.convert_to_tensor(leaf)
         return tf.TensorSpec(tensor.shape, tensor.dtype)
 
-    return tf.nest.map_structure(spec, map_examples(opened, batch, shared))
+    return tf.nest.map_structure(spec, map_examples(open_spec, batch, shared))
 
 
 def tensors(batch: Any) -> Any:

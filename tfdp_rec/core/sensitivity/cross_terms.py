@@ -21,7 +21,7 @@ from tfdp_rec.core.sensitivity.factors import (
     PerExample,
     Rows,
     Scores,
-    by_position,
+    add_position_axis,
     count_along,
     root,
     total,
@@ -45,10 +45,10 @@ def _find(ids: tf.Tensor, among: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def _rows_scores(rows: Rows, scores: Scores) -> tf.Tensor:
     """⟨Σ_t e(id_t) g_tᵀ, Σ_u Σ_s d_us e(id_s) q_uᵀ⟩ = Σ_{t,u} d_u[id_t's place among the candidates] (g_t · q_u)."""
     candidates, columns = scores.distinct
-    d, q = (by_position(tensor) for tensor in scores.tensors)
+    d, q = (add_position_axis(tensor) for tensor in scores.tensors)
     found, place = (tf.reshape(v, tf.shape(rows.ids)) for v in _find(tf.reshape(rows.ids, [-1]), candidates))
-    own = tf.gather(_with_a_column(d), tf.gather(tf.pad(columns, [[0, 1]]), place), axis=2, batch_dims=1)
-    along = tf.matmul(q, rows.summed, transpose_b=True)
+    own = tf.gather(_ensure_a_column(d), tf.gather(tf.pad(columns, [[0, 1]]), place), axis=2, batch_dims=1)
+    along = tf.matmul(q, rows.sums, transpose_b=True)
     pairs = tf.where(found[:, None, :], own * along, tf.zeros_like(along))
     return tf.reduce_sum(tf.reduce_sum(pairs, axis=2), axis=1)
 
@@ -57,23 +57,23 @@ def _scores_scores(a: Scores, b: Scores) -> tf.Tensor:
     """⟨Σ_t Σ_s d_ts e(id_s) q_tᵀ, Σ_u Σ_v c_uv e(id_v) p_uᵀ⟩ = Σ_{t,u} (q_t · p_u) Σ over common ids of d_t c_u."""
     (ids, own), (others, columns) = a.distinct, b.distinct
     found, place = _find(ids, others)
-    (d, q), (c, p) = ([by_position(tensor) for tensor in factor.tensors] for factor in (a, b))
+    (d, q), (c, p) = ([add_position_axis(tensor) for tensor in factor.tensors] for factor in (a, b))
     d = tf.gather(d, own, axis=2)
-    common = tf.gather(_with_a_column(c), tf.gather(tf.pad(columns, [[0, 1]]), place), axis=2)
+    common = tf.gather(_ensure_a_column(c), tf.gather(tf.pad(columns, [[0, 1]]), place), axis=2)
     common = tf.where(found, common, tf.zeros_like(common))
     pairs = tf.matmul(q, p, transpose_b=True) * tf.matmul(d, common, transpose_b=True)
     return tf.reduce_sum(tf.reduce_sum(pairs, axis=2), axis=1)
 
 
-def _with_a_column(d: tf.Tensor) -> tf.Tensor:
+def _ensure_a_column(d: tf.Tensor) -> tf.Tensor:
     """`d`, or one more column where it may have none: a place that is not found is the first."""
     return d if d.shape[2] else tf.pad(d, [[0, 0], [0, 0], [0, 1]])
 
 
 def _rows_outer(rows: Rows, outer: Outer) -> tf.Tensor:
     """⟨Σ_t e(id_t) g_tᵀ, Σ_s x_s h_sᵀ⟩ = Σ_{t,s} x_s[id_t] (g_t · h_s): a table that also gives the logits."""
-    picked = tf.gather(by_position(outer.x), rows.ids, axis=2, batch_dims=1)
-    pairs = picked * tf.matmul(by_position(outer.g), rows.summed, transpose_b=True)
+    picked = tf.gather(add_position_axis(outer.x), rows.ids, axis=2, batch_dims=1)
+    pairs = picked * tf.matmul(add_position_axis(outer.g), rows.sums, transpose_b=True)
     return tf.reduce_sum(tf.reduce_sum(pairs, axis=2), axis=1)
 
 
@@ -140,21 +140,21 @@ def weighted_sum(factors: Sequence[Factor], weights: tf.Tensor, depth: Depth) ->
     # An example has one term in each factor's sum: the bound for several terms counts, less the additions that follow.
     left = depth.parts - len(factors)
 
-    def added(parts: Sequence[Factor], depth: tf.Tensor) -> tuple[tf.Tensor, ...]:
+    def add_up(parts: Sequence[Factor], depth: tf.Tensor) -> tuple[tf.Tensor, ...]:
         sums = [part.weighted_sum(weights, Depth(depth, depth)) for part in parts]
         if all(part.sparse for part in parts):
             joined = join(sums)
             return joined.indices, joined.values
         return (functools.reduce(tf.add, [tf.convert_to_tensor(each) for each in sums]),)
 
-    def in_float64() -> tuple[tf.Tensor, ...]:
+    def add_up_in_float64() -> tuple[tf.Tensor, ...]:
         # Where an example's parts cancel, the sums of the factors may be far larger than their total: not one of them
         # may be rounded to float32 by itself.
-        *ids, total = added([factor.in_float64() for factor in factors], tf.constant(_ANY, tf.float64))
+        *ids, total = add_up([factor.in_float64() for factor in factors], tf.constant(_ANY, tf.float64))
         return (*ids, tf.cast(total, factors[0].tensors[0].dtype))
 
     first: Any = factors[0]
-    *ids, values = tf.cond(left >= 1, lambda: added(factors, left), in_float64)
+    *ids, values = tf.cond(left >= 1, lambda: add_up(factors, left), add_up_in_float64)
     return tf.IndexedSlices(values, ids[0], tf.constant(first.shape, tf.int64)) if ids else values
 
 

@@ -15,6 +15,7 @@ import tensorflow as tf
 
 from tfdp_rec.core.ground.keras_internals import function_graph, resource_key
 from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.sensitivity.independence.reading import outermost
 from tfdp_rec.core.sensitivity.independence.refusals import users_line
 
 _OURS = "_tfdp_rec_ours"
@@ -65,7 +66,7 @@ class DataFlow:
 
     def _walk(self, graph: Any, start: int, given: dict[int, Any], always: bool) -> None:
         """One pass over a graph; `always` if the values decide whether, or how often, it runs."""
-        handles = {id(inner): _outermost(tensor) for tensor, inner in getattr(graph, "captures", ())} | given
+        handles = {id(inner): outermost(tensor) for tensor, inner in getattr(graph, "captures", ())} | given
         for operation in graph.get_operations()[start:]:
             inputs, mine = list(operation.inputs), getattr(operation, _OURS, False)
             resources = [handles.get(id(t)) for t in inputs if t.dtype == tf.resource]
@@ -114,16 +115,6 @@ def _functions_of(graph: Any, operation: Any) -> list[tuple[Any, list[Any]]]:
     return [(function_graph(graph, one.name), arguments) for one in several if one.name]
 
 
-def _outermost(tensor: Any) -> Any:
-    """The resource that a placeholder of nested graphs stands for."""
-    while not isinstance(tensor, tf.__internal__.EagerTensor):
-        outside = {id(inner): outer for outer, inner in getattr(tensor.graph, "captures", ())}
-        if id(tensor) not in outside:
-            return tensor
-        tensor = outside[id(tensor)]
-    return tensor
-
-
 def refuse_writes(
     subject: str,
     graph: Any,
@@ -164,7 +155,7 @@ def refuse_data_read(
 ) -> None:
     """Raises `NotPrivate` if a function depends on more than tensors of `given` specs and `allowed` variables."""
     graph: Any = tf.function(function, autograph=False).get_concrete_function(*given).graph
-    captured = [(_outermost(tensor), inner) for tensor, inner in graph.captures]
+    captured = [(outermost(tensor), inner) for tensor, inner in graph.captures]
     # Apart from variables and constants, what it captures is a tensor of the step around it. Of variables the allowed
     # ones are named, not the metrics: a metric may stand anywhere, and one given to compile is in no list at first.
     step = [inner for tensor, inner in captured if not _is_constant(tensor)]

@@ -23,21 +23,21 @@ import tensorflow as tf
 from tfdp_rec.core.ground.demands import demand, given
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity import cross_terms, factors, float_sums
-from tfdp_rec.core.sensitivity.arithmetic import refuse_other_arithmetic, where_exact
-from tfdp_rec.core.sensitivity.batches import ALIGNED, aligned, batch_size, hide_batch_axis, open_specs
-from tfdp_rec.core.sensitivity.factors import Reads, folded
+from tfdp_rec.core.sensitivity.arithmetic import refuse_other_arithmetic, require_exactness
+from tfdp_rec.core.sensitivity.batches import ALIGNED, align, batch_size, hide_batch_axis, open_specs
+from tfdp_rec.core.sensitivity.factors import Reads, fold
 from tfdp_rec.core.sensitivity.own_rows import own_rows
 from tfdp_rec.core.sensitivity.recorder import (
     BeforeRead,
     Recording,
-    no_settling,
-    recording,
+    record_calls,
     refuse_unrecorded,
     secret_seeds,
+    settle_nothing,
 )
 from tfdp_rec.core.sensitivity.rules import Call, resource
 from tfdp_rec.core.sensitivity.step_reading import CallRead, StepReading
-from tfdp_rec.core.sensitivity.weights import WeightRule, clipped
+from tfdp_rec.core.sensitivity.weights import WeightRule, clip_weight
 
 Gradient = Any  # tf.Tensor, or tf.IndexedSlices for a table
 
@@ -165,7 +165,7 @@ def factors_of(
     # Gradients may lose static shapes, that of a concatenation for one.
     gradients = [tf.ensure_shape(tf.convert_to_tensor(g), t.shape) for g, t in zip(read.gradients, call.watched)]
     for variable, factor in call.rule.factors(call, gradients):
-        yield variable, folded(factor, size, call.layer.name) if read.merged else factor
+        yield variable, fold(factor, size, call.layer.name) if read.merged else factor
     reading.refuse_beside(call)
 
 
@@ -180,7 +180,7 @@ def refuse_uncovered(calls: Sequence[Call], covered: set[str]) -> None:
             )
 
 
-def clip_weights(norms: tf.Tensor, l2_norm_clip: tf.Tensor, rule: WeightRule = clipped) -> tf.Tensor:
+def clip_weights(norms: tf.Tensor, l2_norm_clip: tf.Tensor, rule: WeightRule = clip_weight) -> tf.Tensor:
     """The weights by a rule, and zero where the norm is not finite."""
     weights = rule(norms, l2_norm_clip)
     return tf.where(tf.math.is_finite(norms), weights, tf.zeros_like(weights))
@@ -252,8 +252,8 @@ class Clipping:
     model: keras.Model
     loss: Callable[[Any], tf.Tensor]
     l2_norm_clip: tf.Tensor
-    before_read: BeforeRead = no_settling
-    rule: WeightRule = clipped
+    before_read: BeforeRead = settle_nothing
+    rule: WeightRule = clip_weight
     present: tf.Tensor | None = None
 
     def batch_size(self, batch: Any) -> tf.Tensor:
@@ -270,35 +270,28 @@ class Clipping:
         if tf.executing_eagerly():
             raise RuntimeError("A clipped sum needs a graph, which is read for mixed examples: use traced(...).")
         shared = shared_inputs(self.model)
-        rows = self._rows(tf.nest.map_structure(_here, batch), share)
-        batch, counted = given = hide_batch_axis((rows.batch, rows.counted), shared)
-        return self._sum(rows._replace(batch=batch, counted=counted), share, StepReading(self.model, given, shared))
+        batch, counted = given = hide_batch_axis(self._rows(tf.nest.map_structure(_here, batch), share), shared)
+        return self._sum(batch, counted, share, StepReading(self.model, given, shared))
 
-    def _rows(self, batch: Any, share: Share | None) -> _Computed:
+    def _rows(self, batch: Any, share: Share | None) -> tuple[Any, tf.Tensor]:
+        """A batch of whole vectors of rows, and whether each of them counts, `[rows]`."""
         shared = shared_inputs(self.model)
         # Microbatches of one example have one shape already.
         alone = share is not None and share.each == 1
-        repeated = aligned(batch, shared, 1 if alone else ALIGNED)
+        repeated = align(batch, shared, 1 if alone else ALIGNED)
         size = self.batch_size(batch)
         present = tf.fill([size], True) if self.present is None else _here(self.present)
-        return _Computed(repeated, tf.pad(present, [[0, self.batch_size(repeated) - size]]))
+        return repeated, tf.pad(present, [[0, self.batch_size(repeated) - size]])
 
-    def _sum(self, rows: _Computed, share: Share | None, reading: StepReading) -> ClippedSum:
+    def _sum(self, batch: Any, counted: tf.Tensor, share: Share | None, reading: StepReading) -> ClippedSum:
         refuse_other_arithmetic()
-        size = self.batch_size(rows.batch)
+        size = self.batch_size(batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            with recording(self.model, tape, self.before_read) as recorder:
-                losses = checked_losses(self.loss(rows.batch), size)
+            with record_calls(self.model, tape, self.before_read) as recorder:
+                losses = check_losses(self.loss(batch), size)
         refuse_unrecorded(self.model, recorder.calls, recorder.direct)
-        collected = collect(recorder, tape, losses, reading, rows.counted)
-        return clip(collected, losses, self.l2_norm_clip, share, rows.counted, self.rule)
-
-
-class _Computed(NamedTuple):
-    """A batch of whole vectors of rows, and whether each of them counts, `[rows]`."""
-
-    batch: Any
-    counted: tf.Tensor
+        collected = collect(recorder, tape, losses, reading, counted)
+        return clip(collected, losses, self.l2_norm_clip, share, counted, self.rule)
 
 
 def clip(
@@ -307,14 +300,14 @@ def clip(
     l2_norm_clip: tf.Tensor,
     share: Share | None = None,
     counted: tf.Tensor | None = None,
-    rule: WeightRule = clipped,
+    rule: WeightRule = clip_weight,
 ) -> ClippedSum:
     """The clipped sum of factored per-example gradients; microbatches share the slack."""
     norms, reaches, types = measure(collected)
     share = share or Share(1, tf.size(norms))
-    norms = given(norms, _not_too_many(collected, tf.size(norms), share))
+    norms = given(norms, _check_numbers(collected, tf.size(norms), share))
     bound = tf.cast(l2_norm_clip, norms.dtype) / (1 + SLACK)
-    weights = where_exact(clip_weights(norms, bound, rule), norms)
+    weights = require_exactness(clip_weights(norms, bound, rule), norms)
     counted = tf.fill(tf.shape(norms), True) if counted is None else counted
     # Rows that do not count have zero gradients and so weight one: with weights of zero, `_silence` would search the
     # tensors for infinities. Weight zero where a gradient of the user's own gives something for nothing.
@@ -325,7 +318,7 @@ def clip(
     slack = (SLACK - _OF_WEIGHTS - written) / len(kinds) ** 0.5 / tf.cast(share.parts, norms.dtype)
     # Each variable is added up in its own type, whatever the norms are in: float64 errors are no bound on float32 sums.
     size = tf.size(norms)
-    by_type = {dtype: float_sums.Depth.within(slack, reach, size, dtype) for dtype in dict.fromkeys(types.values())}
+    by_type = {dtype: float_sums.Depth.from_slack(slack, reach, size, dtype) for dtype in dict.fromkeys(types.values())}
     depths = {path: by_type[dtype] for path, dtype in types.items()}
     weighted = Weighted(collected, weights, depths)
     reads = ReadsByTable(collected, counted & tf.math.is_finite(norms))
@@ -333,7 +326,7 @@ def clip(
     return ClippedSum(weighted, norms, l2_norm_clip, losses, reads)
 
 
-def _not_too_many(collected: Factors, size: tf.Tensor, share: Share) -> list[Any]:
+def _check_numbers(collected: Factors, size: tf.Tensor, share: Share) -> list[Any]:
     """Checks of the proof's assumptions: B ≤ 2¹⁶ examples, and B² T ≤ 2³⁶ for T terms an example."""
     terms = [f.terms for own in collected.values() for f in own if not f.whole]
     most = tf.cast(size, tf.float64) ** 2 * tf.cast(tf.reduce_max([1, *terms]), tf.float64)
@@ -341,7 +334,7 @@ def _not_too_many(collected: Factors, size: tf.Tensor, share: Share) -> list[Any
     return demand((share.examples <= MOST_EXAMPLES) & (most <= _MOST_TERMS), _TOO_MANY)
 
 
-def checked_losses(losses: Any, size: tf.Tensor) -> tf.Tensor:
+def check_losses(losses: Any, size: tf.Tensor) -> tf.Tensor:
     """`losses` as a tensor `[batch]`; raises `ValueError` for other shapes."""
     losses = tf.convert_to_tensor(losses)
     if losses.shape.rank != 1:
@@ -349,7 +342,7 @@ def checked_losses(losses: Any, size: tf.Tensor) -> tf.Tensor:
     return given(losses, demand(tf.shape(losses)[0] == size, "per_example_loss must return one loss an example."))
 
 
-def traced(run: Callable[[Any], ClippedSum], batch: Any, shared: Sequence[str] = ()) -> ClippedSum:
+def run_as_graph(run: Callable[[Any], ClippedSum], batch: Any, shared: Sequence[str] = ()) -> ClippedSum:
     """`run(batch)`, as a graph also where it would run eagerly."""
     return Graph(lambda batch: (run(batch), None), shared)(batch)[0]
 
@@ -366,11 +359,9 @@ class Graph:
         if not tf.executing_eagerly():
             return self._run(*given)
         graph = self._traced.get_concrete_function(*(open_specs(one, self._shared) for one in given))
-        gradients, norms, sensitivity, losses, reads, beside = graph(*given)
-        reads = {path: Reads(*parts) for path, parts in reads.items()}
-        return ClippedSum(gradients, norms, sensitivity, losses, reads), beside
+        *parts, beside = graph(*given)
+        return ClippedSum(*parts), beside
 
     def _parts(self, *given: Any) -> tuple[Any, ...]:
         found, beside = self._run(*given)
-        reads = {path: (r.example, r.ids, r.shared) for path, r in found.reads.items()}
-        return dict(found.gradients), found.norms, found.sensitivity, found.losses, reads, beside
+        return dict(found.gradients), found.norms, found.sensitivity, found.losses, dict(found.reads), beside

@@ -25,7 +25,7 @@ docs/privacy-floating-point.md:
   Where it is far above the norm, rounding errors of the terms count, so the norm is at least reach / 256, and the sum
   over the batch is as exact as the batch's total reach demands (`float_sums.py`).
 
-A layer that is called on merged axes (ids flattened to [B·T]) gives factors of B·k rows; `folded` adds up each
+A layer that is called on merged axes (ids flattened to [B·T]) gives factors of B·k rows; `fold` adds up each
 example's k.
 """
 
@@ -33,6 +33,7 @@ from __future__ import annotations
 
 import abc
 import functools
+import math
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -63,7 +64,7 @@ def count_along(size: int | None, tensor: tf.Tensor, axis: int) -> tf.Tensor | f
     return float(size) if size is not None else tf.cast(tf.shape(tensor)[axis], tensor.dtype)
 
 
-def _rounded(additions: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor | float:
+def _error_factor(additions: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor | float:
     """1 + the largest relative error of `additions` and a few more, of terms of one sign."""
     return 1 + (additions + 8) * float_sums.unit(dtype)
 
@@ -73,7 +74,7 @@ def length(tensor: tf.Tensor) -> tf.Tensor:
     values = count_along(tensor.shape[-1], tensor, -1)
     # One pass over the tensor; squaring and adding up would make three.
     found = tf.raw_ops.EuclideanNorm(input=tensor, axis=[-1])
-    return found * _rounded(values / 2, tensor.dtype) + _FLOOR * tf.sqrt(tf.cast(values, tensor.dtype))
+    return found * _error_factor(values / 2, tensor.dtype) + _FLOOR * tf.sqrt(tf.cast(values, tensor.dtype))
 
 
 def length_of_all(tensor: tf.Tensor) -> tf.Tensor:
@@ -87,17 +88,20 @@ def length_of_all(tensor: tf.Tensor) -> tf.Tensor:
 
 def total(lengths: tf.Tensor) -> tf.Tensor:
     """Σ over positions `[batch, T]`, rounded up."""
-    return tf.reduce_sum(lengths, axis=1) * _rounded(count_along(lengths.shape[1], lengths, 1), lengths.dtype)
+    return tf.reduce_sum(lengths, axis=1) * _error_factor(count_along(lengths.shape[1], lengths, 1), lengths.dtype)
+
+
+def join_axes(tensor: tf.Tensor, start: int, end: int) -> tf.Tensor:
+    """`tensor` with its axes from `start` up to `end` as one, or a new one if they are none. Lengths may be 0."""
+    lengths = [tf.shape(tensor)[axis] if length is None else length for axis, length in enumerate(tensor.shape)]
+    return tf.reshape(tensor, [*lengths[:start], math.prod(lengths[start:end]), *lengths[end:]])
 
 
 def _flat(tensor: tf.Tensor) -> tf.Tensor:
     """`[batch, values]`."""
     # TensorFlow is fastest in this shape, and finds equal work on one tensor: a layer's output gradient is part of the
     # factors of its kernel and of its bias.
-    if tensor.shape.rank == 2:
-        return tensor
-    values = tf.TensorShape(tensor.shape[1:]).num_elements()
-    return tf.reshape(tensor, [tf.shape(tensor)[0], tf.reduce_prod(tf.shape(tensor)[1:]) if values is None else values])
+    return tensor if tensor.shape.rank == 2 else join_axes(tensor, 1, tensor.shape.rank)
 
 
 def _weigh(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
@@ -109,25 +113,25 @@ def _weigh(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
 
 def _silence(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """`tensor` with the examples of weight zero set to zero; no work if there are none."""
-    kept = _silenced(weights, _flat(tensor))
+    kept = _silence_rows(weights, _flat(tensor))
     return tf.ensure_shape(tf.reshape(kept, tf.shape(tensor)), tensor.shape)
 
 
-@float_sums.traced_once
-def _silenced(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+@float_sums.trace_once
+def _silence_rows(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     counts = tf.not_equal(weights, 0)
     return tf.cond(tf.reduce_all(counts), lambda: rows, lambda: _weigh(tf.cast(counts, rows.dtype), rows))
 
 
-@float_sums.traced_once
-def _in_first_places(ids: tf.Tensor, g: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+@float_sums.trace_once
+def _sum_at_first_places(ids: tf.Tensor, g: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """`g` summed over equal ids of one example, at the place of the first; zero at the others."""
-    # (example, id) pairs as one number: ids are below `rows`, as `of_rows` ensures.
+    # (example, id) pairs as one number: ids are below `rows`, as `check_ids` ensures.
     batch, flat = tf.shape(ids, tf.int64)[0], tf.reshape(g, [-1, tf.shape(g)[2]])
     _, place, count = tf.unique_with_counts(tf.reshape(tf.range(batch)[:, None] * rows + ids, [-1]))
     repeated = count > 1
 
-    def summed() -> tf.Tensor:
+    def sum_repeats() -> tf.Tensor:
         # All of `g` is read and written once; the rest is as large as what repeats.
         at = tf.where(tf.gather(repeated, place))
         number = tf.gather(tf.cumsum(tf.cast(repeated, tf.int32)) - 1, tf.gather_nd(place, at))
@@ -137,16 +141,10 @@ def _in_first_places(ids: tf.Tensor, g: tf.Tensor, rows: tf.Tensor) -> tf.Tensor
         new = tf.where(first[:, None], tf.gather(sums, number), tf.zeros([], g.dtype))
         return tf.reshape(tf.tensor_scatter_nd_update(flat, at, new), tf.shape(g))
 
-    return tf.cond(tf.reduce_any(repeated), summed, lambda: g)
+    return tf.cond(tf.reduce_any(repeated), sum_repeats, lambda: g)
 
 
-def _one_long_axis(tensor: tf.Tensor) -> tf.Tensor:
-    """`[batch, T, n]` as `[batch·T, n]`, also where n is 0."""
-    batch, positions, values = tf.unstack(tf.shape(tensor))
-    return tf.ensure_shape(tf.reshape(tensor, [batch * positions, values]), [None, tensor.shape[2]])
-
-
-def by_position(tensor: tf.Tensor) -> tf.Tensor:
+def add_position_axis(tensor: tf.Tensor) -> tf.Tensor:
     """`[batch, T, n]`, with T = 1 for a tensor without positions."""
     return tensor[:, None, :] if tensor.shape.rank == 2 else tensor
 
@@ -250,7 +248,7 @@ class Outer(Factor):
     def merge(cls, factors: Sequence[Outer]) -> Outer:  # type: ignore[override]
         if len(factors) == 1:
             return factors[0]
-        x, g = (tf.concat([by_position(v) for v in each], axis=1) for each in zip(*((f.x, f.g) for f in factors)))
+        x, g = (tf.concat([add_position_axis(v) for v in each], axis=1) for each in zip(*((f.x, f.g) for f in factors)))
         return cls(x, g, factors[0].assemble)
 
     @property
@@ -280,34 +278,38 @@ class Outer(Factor):
         lost = (rows + columns + 2 * positions + 8) * float_sums.unit(square.dtype)
         return root(square + lost * tf.square(self.reach()))
 
-    def _formed_norm(self) -> tf.Tensor:
+    def _norm_of_gradients(self) -> tf.Tensor:
         lost = (count_along(self.x.shape[1], self.x, 1) + 8) * float_sums.unit(self.x.dtype)
-        return length_of_all(self._formed()) + lost * self.reach()
+        return length_of_all(self._form()) + lost * self.reach()
 
-    def _formed(self) -> tf.Tensor:
-        return tf.matmul(by_position(self.x), by_position(self.g), transpose_a=True)
+    def _form(self) -> tf.Tensor:
+        return tf.matmul(add_position_axis(self.x), add_position_axis(self.g), transpose_a=True)
 
     def norm(self) -> tf.Tensor:
         if self.whole:  # a product of lengths: squares may underflow or overflow
-            return length(_flat(self.x)) * length(_flat(self.g)) * _rounded(0, self.x.dtype)
+            return length(_flat(self.x)) * length(_flat(self.g)) * _error_factor(0, self.x.dtype)
         # T²(in + out) products by the Gram matrices against T·in·out by forming the gradient: take the fewer.
         positions, rows, columns = self.x.shape[1], self.x.shape[2], self.g.shape[2]
         if None not in (positions, rows, columns):
-            return self._gram_norm() if positions * (rows + columns) <= rows * columns else self._formed_norm()
+            return self._gram_norm() if positions * (rows + columns) <= rows * columns else self._norm_of_gradients()
         (positions, rows), columns = tf.unstack(tf.shape(self.x)[1:]), tf.shape(self.g)[2]
-        return tf.cond(positions * (rows + columns) <= rows * columns, self._gram_norm, self._formed_norm)
+        return tf.cond(positions * (rows + columns) <= rows * columns, self._gram_norm, self._norm_of_gradients)
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor:
         x, g = _silence(weights, self.x), _weigh(weights, self.g)
-        flat_x, flat_g = (v if v.shape.rank == 2 else _one_long_axis(v) for v in (x, g))
+        flat_x, flat_g = (v if v.shape.rank == 2 else join_axes(v, 0, 2) for v in (x, g))
         added = float_sums.products(flat_x, flat_g, depth.whole if self.whole else depth.parts)
         return self.assemble(tf.ensure_shape(added, [self.x.shape[-1], self.g.shape[-1]])[None])[0]
 
+    def rebuild(self, x: tf.Tensor, g: tf.Tensor) -> Outer:
+        """The same factor of other numbers."""
+        return Outer(x, g, self.assemble)
+
     def in_float64(self) -> Outer:
-        return Outer(tf.cast(self.x, tf.float64), tf.cast(self.g, tf.float64), self.assemble)
+        return self.rebuild(tf.cast(self.x, tf.float64), tf.cast(self.g, tf.float64))
 
     def dense(self) -> PerExample:
-        return PerExample(self.assemble(self._formed()))
+        return PerExample(self.assemble(self._form()))
 
 
 class Rows(Factor):
@@ -334,25 +336,25 @@ class Rows(Factor):
         return (self.g,)
 
     @functools.cached_property
-    def summed(self) -> tf.Tensor:
+    def sums(self) -> tf.Tensor:
         """`g` summed over repeated ids of one example, at the place of the first; zero at the others."""
         # Memory grows with the length of a bag; comparing all pairs of ids would take its square.
         if self.ids.shape[1] == 1:
             return self.g
-        found = _in_first_places(self.ids, self.g, tf.constant(self.shape[0], tf.int64))
+        found = _sum_at_first_places(self.ids, self.g, tf.constant(self.shape[0], tf.int64))
         return tf.ensure_shape(found, self.g.shape)
 
     def norm(self) -> tf.Tensor:
-        return length_of_all(self.summed) if self.ids.shape[1] != 1 else length(self.g[:, 0])
+        return length_of_all(self.sums) if self.ids.shape[1] != 1 else length(self.g[:, 0])
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
         places = tf.cast(tf.reshape(tf.ones_like(self.ids, weights.dtype) * weights[:, None], [-1]), self.g.dtype)
-        values = tf.reshape(_silence(weights, self.summed), [-1, self.g.shape[2]])
+        values = tf.reshape(_silence(weights, self.sums), [-1, self.g.shape[2]])
         ids, added = float_sums.rows(tf.reshape(self.ids, [-1]), values, places, depth.whole)
         return tf.IndexedSlices(added, ids, tf.constant(self.shape, tf.int64))
 
     def in_float64(self) -> Rows:
-        return Rows(self.ids, tf.cast(self.summed, tf.float64), self.shape)
+        return Rows(self.ids, tf.cast(self.sums, tf.float64), self.shape)
 
     def reads(self) -> Reads:
         # What a model reads and makes nothing of, such as padding, has a gradient of zero.
@@ -360,9 +362,11 @@ class Rows(Factor):
         return Reads(at[:, 0], tf.gather_nd(self.ids, at), tf.zeros([0], tf.int64))
 
 
-class Scores(Factor):
+class Scores(Outer):
     """Gradients of shared candidates' rows `ids` `[S]`: Σ_t d_t q_tᵀ for the gradients `d` `[batch, T, S]` of logits
     and the queries `q` `[batch, T, width]`, both without T where an example has one query.
+
+    Of an id that stands several times the first column of `x` has the sum of d, and the others nothing.
 
     Args:
         shape: Shape of the table.
@@ -372,14 +376,9 @@ class Scores(Factor):
 
     def __init__(self, ids: tf.Tensor, d: tf.Tensor, q: tf.Tensor, shape: Sequence[int]):
         self.ids, self.shape = tf.cast(ids, tf.int64), tuple(shape)
-        # Of an id that stands several times the first column has the sum, and the others nothing.
-        columns = wide(d) if d.shape.rank == 2 else _one_long_axis(wide(d))
-        summed = _in_first_columns(self.ids, columns)
-        self.outer = Outer(tf.ensure_shape(tf.reshape(summed, tf.shape(d)), d.shape), q, lambda formed: formed)
-
-    @property
-    def tensors(self) -> tuple[tf.Tensor, ...]:
-        return self.outer.tensors
+        columns = wide(d) if d.shape.rank == 2 else join_axes(wide(d), 0, 2)
+        summed = _sum_at_first_columns(self.ids, columns)
+        super().__init__(tf.ensure_shape(tf.reshape(summed, tf.shape(d)), d.shape), q, lambda formed: formed)
 
     @functools.cached_property
     def distinct(self) -> tuple[tf.Tensor, tf.Tensor]:
@@ -391,29 +390,17 @@ class Scores(Factor):
     def merge(cls, factors: Sequence[Scores]) -> Scores:  # type: ignore[override]
         raise NotImplementedError("Scores are not merged: each has candidates of its own.")
 
-    @property
-    def whole(self) -> bool:
-        return self.outer.whole
-
-    @property
-    def terms(self) -> tf.Tensor | int:
-        return self.outer.terms
-
-    def reach(self) -> tf.Tensor:
-        return self.outer.reach()
-
-    def norm(self) -> tf.Tensor:
-        return self.outer.norm()
-
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
         ids, columns = self.distinct
-        rows = tf.gather(self.outer.weighted_sum(weights, depth), columns)
-        rows = tf.ensure_shape(rows, [None, self.outer.g.shape[-1]])
+        rows = tf.gather(super().weighted_sum(weights, depth), columns)
+        rows = tf.ensure_shape(rows, [None, self.g.shape[-1]])
         return tf.IndexedSlices(rows, ids, tf.constant(self.shape, tf.int64))
 
-    def in_float64(self) -> Scores:
-        d, q = (tf.cast(tensor, tf.float64) for tensor in self.tensors)
-        return Scores(self.ids, d, q, self.shape)
+    def rebuild(self, x: tf.Tensor, g: tf.Tensor) -> Scores:
+        return Scores(self.ids, x, g, self.shape)
+
+    def dense(self) -> PerExample:
+        return Factor.dense(self)  # which refuses: it would have the table's shape
 
     def reads(self) -> Reads:
         return Reads(tf.zeros([0], tf.int64), tf.zeros([0], tf.int64), self.ids)
@@ -424,58 +411,46 @@ def _first_places(number: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     return tf.math.unsorted_segment_min(tf.range(tf.size(number)), number, count)
 
 
-@float_sums.traced_once
-def _in_first_columns(ids: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
+@float_sums.trace_once
+def _sum_at_first_columns(ids: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
     distinct, number = tf.unique(ids)
     count = tf.size(distinct)
 
-    def summed() -> tf.Tensor:
+    def sum_repeats() -> tf.Tensor:
         first = tf.gather(_first_places(number, count), number)
         return tf.transpose(tf.math.unsorted_segment_sum(tf.transpose(d), first, tf.size(ids)))
 
     # Repeats that come last and have no gradient, as `negatives.repeats_last` makes them: `d` is the sum already.
     come_last = tf.reduce_all(tf.equal(number[:count], tf.range(count)))
-    return tf.cond(come_last & tf.reduce_all(tf.equal(d[:, count:], 0)), lambda: d, summed)
+    return tf.cond(come_last & tf.reduce_all(tf.equal(d[:, count:], 0)), lambda: d, sum_repeats)
 
 
 def root(square: tf.Tensor) -> tf.Tensor:
     """√, rounded up; a square rounded below zero counts as zero, NaN stays NaN."""
     kept = tf.where(square < 0, tf.zeros_like(square), square)
-    return tf.sqrt(kept) * _rounded(0, square.dtype) + _FLOOR
+    return tf.sqrt(kept) * _error_factor(0, square.dtype) + _FLOOR
 
 
-def folded(factor: Factor, batch_size: tf.Tensor, name: str) -> Factor:
+def fold(factor: Factor, batch_size: tf.Tensor, name: str) -> Factor:
     """The factor of `batch_size` examples from one of B·k rows, example-major."""
     # An example's gradient is the sum over its k rows: formed gradients are added up, positions are put side by side.
     if isinstance(factor, PerExample):
-        return PerExample(tf.reduce_sum(_by_example(factor.values, batch_size), axis=1))
+        return PerExample(tf.reduce_sum(_split_by_example(factor.values, batch_size), axis=1))
     if isinstance(factor, Rows):
-        ids, g = (_by_example(t, batch_size) for t in (factor.ids, factor.g))
-        return Rows(_one_run(ids), _one_run(g), factor.shape)
+        ids, g = (_split_by_example(t, batch_size) for t in (factor.ids, factor.g))
+        return Rows(join_axes(ids, 1, 3), join_axes(g, 1, 3), factor.shape)
     if isinstance(factor, Outer):
-        x, g = (_by_example(t, batch_size) for t in (factor.x, factor.g))
-        x, g = (t if t.shape.rank == 3 else _one_run(t) for t in (x, g))
-        return Outer(x, g, factor.assemble)
-    if isinstance(factor, Scores):
-        d, q = (_by_example(t, batch_size) for t in factor.tensors)
-        d, q = (t if t.shape.rank == 3 else _one_run(t) for t in (d, q))
-        return Scores(factor.ids, d, q, factor.shape)
+        x, g = (_split_by_example(t, batch_size) for t in (factor.x, factor.g))
+        return factor.rebuild(*(t if t.shape.rank == 3 else join_axes(t, 1, 3) for t in (x, g)))
     raise NotPrivate(
         f"Layer '{name}' is called on several rows an example in one long axis, whose gradients its clipping rule "
         "does not add up by example; call it on [batch, T, ...] instead."
     )
 
 
-def _by_example(tensor: tf.Tensor, batch_size: tf.Tensor) -> tf.Tensor:
+def _split_by_example(tensor: tf.Tensor, batch_size: tf.Tensor) -> tf.Tensor:
     """`[B·k, ...]` as `[B, k, ...]`; a batch of no examples has k = 0."""
     shape = tf.shape(tensor)
     each = shape[0] // tf.maximum(batch_size, 1)
     split = tf.reshape(tensor, tf.concat([[batch_size, each], shape[1:]], axis=0))
     return tf.ensure_shape(split, [None, None, *tensor.shape[1:]])
-
-
-def _one_run(tensor: tf.Tensor) -> tf.Tensor:
-    """`[B, k, T, ...]` as `[B, k·T, ...]`."""
-    shape = tf.shape(tensor)
-    run = tf.reshape(tensor, tf.concat([[shape[0], shape[1] * shape[2]], shape[3:]], axis=0))
-    return tf.ensure_shape(run, [None, None, *tensor.shape[3:]])

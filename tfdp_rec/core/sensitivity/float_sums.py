@@ -34,7 +34,7 @@ def unit(dtype: tf.DType) -> float:
     return float(np.finfo(dtype.as_numpy_dtype).eps) / 2
 
 
-def traced_once(function: Callable[..., Any]) -> Callable[..., Any]:
+def trace_once(function: Callable[..., Any]) -> Callable[..., Any]:
     """`function` of tensors as a graph that is traced once for all shapes of the same ranks and types."""
     # Branches and loops take long to trace, and a model has many variables. Not for functions that run in a server's
     # section (`cross_terms.join`): a graph stays on the device of its first trace.
@@ -55,7 +55,7 @@ class Depth:
     parts: tf.Tensor  # if it contributes several, whose norms may add up to more than that of their sum
 
     @classmethod
-    def within(cls, slack: tf.Tensor, reach: tf.Tensor, examples: tf.Tensor, dtype: tf.DType) -> Depth:
+    def from_slack(cls, slack: tf.Tensor, reach: tf.Tensor, examples: tf.Tensor, dtype: tf.DType) -> Depth:
         """The depth at which the errors of two sums, with and without one example, stay within `slack` clips."""
         roundings = tf.cast(slack, reach.dtype) / (2 * unit(dtype))
         first_order = roundings / tf.maximum(reach, 1.0)
@@ -83,7 +83,7 @@ _AT_ONCE = 4  # of them in memory, each as large as the sum: added up in one pas
 _LEAST = 8  # terms in a piece, or float64 is faster
 
 
-@traced_once
+@trace_once
 def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
     """xᵀ g for `x` `[terms, in]` and `g` `[terms, out]`: a sum over the terms."""
     terms = tf.shape(x)[0]
@@ -91,10 +91,10 @@ def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
     # more is for the additions in float64, fewer than 2²⁹: not of terms that are float64 themselves.
     size = tf.cast(tf.minimum(tf.floor(depth), 2.0**30), tf.int32) - _AT_ONCE - 1
 
-    def laid_out(number: int) -> Callable[[], tf.Tensor]:
+    def lay_out(number: int) -> Callable[[], tf.Tensor]:
         # Pieces whose lengths differ by one at most, without a loop, which costs a third more.
 
-        def added() -> tf.Tensor:
+        def add_up() -> tf.Tensor:
             lengths = terms // number + tf.cast(tf.range(number) < terms % number, tf.int32)
             pieces = list(zip(tf.split(x, lengths, num=number), tf.split(g, lengths, num=number)))
             total: list[tf.Tensor] = []
@@ -104,9 +104,9 @@ def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
                     total = [tf.add_n(total + some)]
             return total[0]
 
-        return added
+        return add_up
 
-    def in_pieces() -> tf.Tensor:
+    def add_in_pieces() -> tf.Tensor:
         def body(start: tf.Tensor, total: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             ends = [start + number * size for number in range(_AT_ONCE + 1)]
             some = [tf.matmul(x[one:end], g[one:end], transpose_a=True) for one, end in itertools.pairwise(ends)]
@@ -119,32 +119,32 @@ def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
         )
         return tf.cast(found[1], x.dtype)
 
-    def in_float64() -> tf.Tensor:
+    def add_in_float64() -> tf.Tensor:
         wide = tf.matmul(tf.cast(x, tf.float64), tf.cast(g, tf.float64), transpose_a=True)
         return tf.cast(wide, x.dtype)
 
     short = [short_enough(n, terms, depth) for n in _LAID_OUT]
     cut = (depth >= float(_LEAST + _AT_ONCE + 1)) & (x.dtype != tf.float64)  # not for a depth that is no number
     way = tf.argmax(tf.stack([*short, cut, True]), output_type=tf.int32)
-    return tf.switch_case(way, [*map(laid_out, _LAID_OUT), in_pieces, in_float64])
+    return tf.switch_case(way, [*map(lay_out, _LAID_OUT), add_in_pieces, add_in_float64])
 
 
-@traced_once
+@trace_once
 def examples(values: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
     """Σ_b values[b] for `[batch, n]`."""
     count = tf.shape(values)[0]
     size = piece(count, depth)
 
-    def in_pieces() -> tf.Tensor:
+    def add_in_pieces() -> tf.Tensor:
         owner = tf.range(count) // size
         pieces = tf.range((count + size - 1) // size)
         member = tf.cast(tf.equal(pieces[:, None], owner[None, :]), values.dtype)
         return tf.reduce_sum(tf.matmul(member, values), axis=0)
 
-    def in_float64() -> tf.Tensor:
+    def add_in_float64() -> tf.Tensor:
         return tf.cast(tf.reduce_sum(tf.cast(values, tf.float64), axis=0), values.dtype)
 
-    return tf.cond(size > 0, in_pieces, in_float64)
+    return tf.cond(size > 0, add_in_pieces, add_in_float64)
 
 
 def rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -153,13 +153,13 @@ def rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor
     return found, tf.ensure_shape(added, [None, values.shape[1]])
 
 
-@traced_once
+@trace_once
 def _rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     distinct, place, count = tf.unique_with_counts(ids)
     often = ~(tf.cast(count, depth.dtype) <= depth)  # true for a depth that is no number
 
     def sums(terms: tf.Tensor) -> tf.Tensor:
-        return _weighted_segments(values, terms, place, tf.size(distinct))
+        return _add_segments(values, terms, place, tf.size(distinct))
 
     def some_in_float64() -> tf.Tensor:
         # Ids with more places than float32 may add up, alone: a float64 copy of all values would be large.
@@ -174,7 +174,7 @@ def _rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tenso
     return distinct, tf.cond(tf.reduce_any(often), some_in_float64, lambda: sums(weights))
 
 
-def _weighted_segments(values: tf.Tensor, weights: tf.Tensor, place: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+def _add_segments(values: tf.Tensor, weights: tf.Tensor, place: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """Σ weights[i] values[i] by place: a sparse matrix times `values`, which reads each of them once."""
     total = tf.shape(values, tf.int64)[0]
     cells = tf.stack([tf.cast(place, tf.int64), tf.range(total)], axis=1)

@@ -15,7 +15,7 @@ import tensorflow as tf
 
 from tfdp_rec.core.sensitivity import float_sums
 from tfdp_rec.core.sensitivity.batches import hide_batch_axis, map_examples, tensors
-from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping, Reads, Share, shared_inputs, traced
+from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping, Share, run_as_graph, shared_inputs
 from tfdp_rec.core.sensitivity.recorder import guard_of
 from tfdp_rec.core.sensitivity.weights import Auto, clip_and_rule
 
@@ -85,7 +85,7 @@ def clipped_sum(
 
     # Taken before the step is computed: a sum is good for the optimizer's present step alone.
     ticket = getattr(getattr(model, "optimizer", None), "ticket", lambda: None)()
-    return dataclasses.replace(traced(run, tensors(batch), shared_inputs(model)), ticket=ticket)
+    return dataclasses.replace(run_as_graph(run, tensors(batch), shared_inputs(model)), ticket=ticket)
 
 
 def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf = Clipping.sum) -> ClippedSum:
@@ -99,7 +99,7 @@ def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf
     """
     shared = shared_inputs(clipping.model)
     if tf.executing_eagerly():
-        return traced(lambda batch: in_parts(clipping, batch, microbatch_size, sum_of), batch, shared)
+        return run_as_graph(lambda batch: in_parts(clipping, batch, microbatch_size, sum_of), batch, shared)
     size = clipping.batch_size(batch)
     share = Share(tf.maximum(1, (size + microbatch_size - 1) // microbatch_size), size, microbatch_size)
 
@@ -129,9 +129,8 @@ def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf
     )
     gradients = map_all(lambda total, g: tf.cast(total, g.dtype), totals, dense)
     norms, losses, rows, reads = map_all(lambda array: array.concat(), lists)
-    gradients |= {path: _added(*several) for path, several in rows.items()}
-    read = {path: Reads(*several) for path, several in reads.items()}
-    return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, read)
+    gradients |= {path: _join_rows(*several) for path, several in rows.items()}
+    return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, reads)
 
 
 def _apart(clipped: ClippedSum) -> tuple[dict[str, tf.Tensor], tuple[Any, ...]]:
@@ -140,8 +139,7 @@ def _apart(clipped: ClippedSum) -> tuple[dict[str, tf.Tensor], tuple[Any, ...]]:
     rows = {path: g for path, g in found.items() if isinstance(g, tf.IndexedSlices)}
     dense = {path: g for path, g in found.items() if path not in rows}
     slices = {path: (g.values, tf.cast(g.indices, tf.int64)) for path, g in rows.items()}
-    reads = {path: (r.example, r.ids, r.shared) for path, r in clipped.reads.items()}
-    return dense, (clipped.norms, clipped.losses, slices, reads)
+    return dense, (clipped.norms, clipped.losses, slices, clipped.reads)
 
 
 def _list_of(tensor: tf.Tensor) -> tf.TensorArray:
@@ -149,7 +147,7 @@ def _list_of(tensor: tf.Tensor) -> tf.TensorArray:
     return tf.TensorArray(tensor.dtype, 0, dynamic_size=True, infer_shape=False, element_shape=shape)
 
 
-def _added(values: tf.Tensor, ids: tf.Tensor) -> tf.IndexedSlices:
+def _join_rows(values: tf.Tensor, ids: tf.Tensor) -> tf.IndexedSlices:
     """Rows of several parts with each id once; ids of several parts are added up in float64."""
     found, added = float_sums.rows(ids, values, tf.ones_like(values[:, 0]), tf.ones([], values.dtype))
     return tf.IndexedSlices(added, found)

@@ -21,11 +21,11 @@ from tfdp_rec.core.ground.keras_internals import differentiated
 @contextlib.contextmanager
 def own_rows() -> Iterator[None]:
     """Differentiates lookups among an example's own rows example by example, for the length of the block."""
-    with differentiated("GatherV2", _by_example):
+    with differentiated("GatherV2", _sum_by_example):
         yield
 
 
-def _by_example(op: Any, gradient: Any, otherwise: Callable[..., Any]) -> Any:
+def _sum_by_example(op: Any, gradient: Any, otherwise: Callable[..., Any]) -> Any:
     """The gradients of a gather's inputs; TensorFlow's own if lengths beside the batch are unknown."""
     rows, ids, axis = op.inputs
     fits = op.get_attr("batch_dims") == 1 and tf.get_static_value(axis) == 1 and isinstance(gradient, tf.Tensor)

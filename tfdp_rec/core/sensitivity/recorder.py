@@ -1,9 +1,9 @@
 """Runs a model's layers under recording: the calls that were made, their inputs, and the tensors to differentiate.
 
-For the length of one `with recording(...)` every layer that owns trainable weights has `call` replaced on the instance
-(Keras looks it up there first). The replacement runs the layer by its rule and notes the call. Nothing else of the
-model changes, so any Keras model works: functional, subclassed, nested, with layers called several times. A layer
-without an exact rule is refused by name, since its gradient would escape the clip.
+For the length of one `with record_calls(...)` every layer that owns trainable weights has `call` replaced on the
+instance (Keras looks it up there first). The replacement runs the layer by its rule and notes the call. Nothing else
+of the model changes, so any Keras model works: functional, subclassed, nested, with layers called several times. A
+layer without an exact rule is refused by name, since its gradient would escape the clip.
 
 **Secret seeds.** A dropout mask depends on the place of an example in the batch, and removing one example moves those
 behind it. Under secret masks this changes no distribution (docs/privacy-independence.md); under masks that can be
@@ -41,14 +41,14 @@ raised_as_it_is(NotPrivate)
 BeforeRead = Callable[[keras.Variable, tf.Tensor], None]
 
 
-def no_settling(variable: keras.Variable, ids: tf.Tensor) -> None:
+def settle_nothing(variable: keras.Variable, ids: tf.Tensor) -> None:
     """Settles nothing: for optimizers without pending noise."""
 
 
 def guard_of(model: keras.Model) -> BeforeRead:
     """The function to call before the model's tables are read."""
     # By name: `training.release` is on a higher floor, and ordinary Keras models have none.
-    return getattr(getattr(model, "release", None), "before_read", no_settling)
+    return getattr(getattr(model, "release", None), "before_read", settle_nothing)
 
 
 class Unit(NamedTuple):
@@ -83,7 +83,7 @@ def units_and_refusals(model: keras.Model) -> list[Unit]:
         rule = rules.rule_for(layer)
         if rule is None and own_weights(layer) and layer is not model:
             seen.add(id(layer))
-            found.append(_universal_or_refused(layer))
+            found.append(_unit_without_rule(layer))
         elif rule is not None:
             seen.add(id(layer))
             found.append(Unit(layer, rule))
@@ -95,7 +95,7 @@ def units_and_refusals(model: keras.Model) -> list[Unit]:
     return [*refused, *sorted(found, key=lambda unit: unit.rule is not None)]
 
 
-def _universal_or_refused(layer: keras.layers.Layer) -> Unit:
+def _unit_without_rule(layer: keras.layers.Layer) -> Unit:
     names = ", ".join(v.path for v in own_weights(layer))
     if isinstance(layer, keras.Model):
         why = f"Model '{layer.name}' owns weights itself ({names}); put them into a layer of their own."
@@ -126,7 +126,7 @@ class Recording:
         self._within = False
         self._read_within: list[tuple[keras.layers.Layer, set[int]]] = []  # the variables that a layer's call reads
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        self._began = self._made()
+        self._began = self._count_operations()
 
     def run(self, layer: keras.layers.Layer, rule: rules.Rule, original: Callable[..., Any], args: Any, kw: Any) -> Any:
         if self._within:  # part of a layer that is recorded whole
@@ -150,11 +150,11 @@ class Recording:
 
     def _settle(self, variable: keras.Variable, ids: tf.Tensor) -> None:
         """Settles rows that are about to be read, and notes the operations: they are not part of the loss."""
-        start = self._made()
+        start = self._count_operations()
         self._before_read(variable, ids)
-        self.settling.update(range(start, self._made()))
+        self.settling.update(range(start, self._count_operations()))
 
-    def _made(self) -> int:
+    def _count_operations(self) -> int:
         return 0 if self._graph is None else len(self._graph.get_operations())
 
     def refuse_reads_outside(self, model: keras.Model) -> None:
@@ -200,23 +200,24 @@ class Recording:
 
 
 @contextlib.contextmanager
-def recording(
+def record_calls(
     model: keras.Model,
     tape: tf.GradientTape | None = None,
-    before_read: BeforeRead = no_settling,
+    before_read: BeforeRead = settle_nothing,
 ) -> Iterator[Recording]:
     """Records calls of all layers with weights, for the length of the block."""
     refuse_duplicate_paths(model)
     found = units(model)
-    recorder = Recording(tape, before_read, own_direct(model, tape))
-    with replaced([(layer, functools.partial(recorder.run, layer, rule)) for layer, rule in found]), recorder.outside:
+    recorder = Recording(tape, before_read, watch_own_weights(model, tape))
+    runs = [(layer, functools.partial(recorder.run, layer, rule)) for layer, rule in found]
+    with replace_calls(runs), recorder.outside:
         yield recorder
     refuse_added_losses(model)
     recorder.refuse_reads_outside(model)
 
 
 @contextlib.contextmanager
-def replaced(runs: Sequence[tuple[keras.layers.Layer, Callable[..., Any]]]) -> Iterator[None]:
+def replace_calls(runs: Sequence[tuple[keras.layers.Layer, Callable[..., Any]]]) -> Iterator[None]:
     """Replaces layers' calls by `run(call, args, kwargs)`, for the length of the block."""
 
     def replacement(original: Callable[..., Any], run: Callable[..., Any]) -> Callable[..., Any]:
@@ -234,7 +235,7 @@ def replaced(runs: Sequence[tuple[keras.layers.Layer, Callable[..., Any]]]) -> I
                 layer.__dict__["call"] = before
 
 
-def own_direct(model: keras.Model, tape: tf.GradientTape | None) -> list[keras.Variable]:
+def watch_own_weights(model: keras.Model, tape: tf.GradientTape | None) -> list[keras.Variable]:
     """The weights of the model itself, watched by the tape."""
     own = own_weights(model)
     if tape is not None:

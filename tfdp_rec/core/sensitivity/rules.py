@@ -15,6 +15,7 @@ import dataclasses
 import functools
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -227,12 +228,7 @@ def _computes_otherwise(layer: keras.layers.Layer, kind: type) -> bool:
 
 def _positions(tensor: tf.Tensor) -> tf.Tensor:
     """`[batch, ..., n]` as `[batch, T, n]`; without positions, as it is."""
-    if tensor.shape.rank in (2, 3):
-        return tensor
-    middle = 1
-    for size, dynamic in zip(tensor.shape[1:-1], tf.unstack(tf.shape(tensor))[1:-1]):
-        middle *= dynamic if size is None else size
-    return tf.reshape(tensor, [tf.shape(tensor)[0], middle, tensor.shape[-1]])
+    return tensor if tensor.shape.rank in (2, 3) else factors.join_axes(tensor, 1, tensor.shape.rank - 1)
 
 
 def _bias(gradient: tf.Tensor, shape: tuple[int, ...]) -> factors.PerExample:
@@ -254,10 +250,10 @@ class ActivatedRule(Rule):
         layer = call.layer
         activation = layer.activation
 
-        def watched_activation(z: tf.Tensor) -> tf.Tensor:
+        def activate(z: tf.Tensor) -> tf.Tensor:
             return activation(hooks.watch(z)) if activation is not None else hooks.watch(z)
 
-        layer.__dict__["activation"] = watched_activation
+        layer.__dict__["activation"] = activate
         try:
             return original(*call.args, **call.kwargs)
         finally:
@@ -316,12 +312,9 @@ class EinsumDenseRule(ActivatedRule):
         def flat(tensor: tf.Tensor, axes: str, last: list[str]) -> tf.Tensor:
             order = [axes.index(a) for a in [batch, *kept, *last]]
             moved = tensor if order == list(range(len(order))) else tf.transpose(tensor, order)
-            width = int(tf.TensorShape([sizes[a] for a in last]).num_elements())
-            middle = 1
-            for position in range(1, 1 + len(kept)):
-                static = moved.shape[position]
-                middle *= tf.shape(moved)[position] if static is None else static
-            return tf.reshape(moved, [tf.shape(moved)[0], middle, width])
+            wide = factors.join_axes(moved, 1 + len(kept), len(order))
+            wide = tf.ensure_shape(wide, [*wide.shape[:-1], math.prod(sizes[a] for a in last)])
+            return factors.join_axes(wide, 1, 1 + len(kept))
 
         def assemble(matrix: tf.Tensor) -> tf.Tensor:
             axes = [*contracted, *new]
@@ -375,7 +368,7 @@ class LayerNormalizationRule(Rule):
         if 0 in axes:
             raise NotPrivate(f"Layer '{layer.name}' normalises over the batch; give it another axis.")
 
-        def summed(tensor: tf.Tensor) -> factors.PerExample:
+        def sum_positions(tensor: tf.Tensor) -> factors.PerExample:
             found = tf.reduce_sum(tensor, axis=others) if others else tensor
             return factors.PerExample(tf.reshape(found, [tf.shape(found)[0], *(x.shape[a] for a in layer.axis)]))
 
@@ -383,12 +376,12 @@ class LayerNormalizationRule(Rule):
             mean, variance = tf.nn.moments(x, axes=axes, keepdims=True)
             if layer.rms_scaling:  # Keras' own form: centred variance, uncentred input
                 mean = tf.zeros_like(mean)
-            yield layer.gamma, summed(g * (x - mean) * tf.math.rsqrt(variance + layer.epsilon))
+            yield layer.gamma, sum_positions(g * (x - mean) * tf.math.rsqrt(variance + layer.epsilon))
         if layer.beta is not None:
-            yield layer.beta, summed(g)
+            yield layer.beta, sum_positions(g)
 
 
-def of_rows(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable) -> tf.Tensor:
+def check_ids(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable) -> tf.Tensor:
     """`ids`, with a check in the graph that they are rows of the table; others become row 0."""
     # A GPU reads zeros at an id outside the table, without an error. And (example, id) pairs are one number in
     # `factors`, where such an id would be a row of the next example. Row 0 concerns its own example alone.
@@ -401,25 +394,24 @@ def of_rows(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable) ->
         return tf.where(known, ids, tf.constant(0, ids.dtype))
 
 
-def no_length(layer: keras.layers.Layer, given: Any) -> str:
-    """The reason why a layer's argument is no tensor of a fixed length, or "" if it is one."""
-    if not isinstance(given, (tf.RaggedTensor, tf.SparseTensor)):
-        return ""
-    return (
-        f"Layer '{layer.name}' is given a {type(given).__name__}, which has no axis with one row an example; give it "
-        "ids and weights of one fixed length, as tfdp_rec.data.padded(ids, length) makes them, weights 0 for padding."
-    )
+def refuse_other_lengths(layer: keras.layers.Layer, given: Any) -> None:
+    """Refuses a layer's argument that is no tensor of a fixed length."""
+    if isinstance(given, (tf.RaggedTensor, tf.SparseTensor)):
+        raise NotPrivate(
+            f"Layer '{layer.name}' is given a {type(given).__name__}, which has no axis with one row an example; give "
+            "it ids and weights of one fixed length, as tfdp_rec.data.padded(ids, length) makes them, weights 0 for "
+            "padding."
+        )
 
 
-def is_text(layer: keras.layers.Layer, ids: Any) -> str:
-    """The reason why a layer has no rows for ids that are text, or "" if they are numbers."""
+def refuse_text(layer: keras.layers.Layer, ids: Any) -> None:
+    """Refuses ids that are text, for which a layer has no rows."""
     # Keras casts them, which TensorFlow refuses when the step is run, of one of its own operations.
-    if tf.convert_to_tensor(ids).dtype != tf.string:
-        return ""
-    return (
-        f"Layer '{layer.name}' is given text, and looks up its rows by number: put a "
-        "keras.layers.StringLookup(vocabulary=...) before it, whose vocabulary is public, or give numbers."
-    )
+    if tf.convert_to_tensor(ids).dtype == tf.string:
+        raise NotPrivate(
+            f"Layer '{layer.name}' is given text, and looks up its rows by number: put a "
+            "keras.layers.StringLookup(vocabulary=...) before it, whose vocabulary is public, or give numbers."
+        )
 
 
 class EmbeddingRule(Rule):
@@ -429,9 +421,9 @@ class EmbeddingRule(Rule):
 
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         layer = call.layer
-        if why := no_length(layer, call.input) or is_text(layer, call.input):
-            raise NotPrivate(why)
-        ids = of_rows(self._ids(call), layer, embeddings_of(layer))
+        refuse_other_lengths(layer, call.input)
+        refuse_text(layer, call.input)
+        ids = check_ids(self._ids(call), layer, embeddings_of(layer))
         hooks.before_read(embeddings_of(layer), ids)
         rows = hooks.watch(tf.gather(held_rows(embeddings_of(layer)), ids))
         return tf.cast(rows, layer.compute_dtype)
@@ -466,10 +458,9 @@ class EmbedReduceRule(EmbeddingRule):
     way = "by row, put together by example"
 
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
-        ids, weights = self._given(call)
+        ids, weights = self._ids_and_weights(call)
         for tensor in (ids, weights):
-            if why := no_length(call.layer, tensor):
-                raise NotPrivate(why)
+            refuse_other_lengths(call.layer, tensor)
         if len(ids.shape) > 2:  # which axis is summed differs between what keras-rs says and what it does
             raise NotPrivate(
                 f"Layer '{call.layer.name}' makes bags of ids [batch] or [batch, T], got {ids.shape}: use a layer for "
@@ -477,15 +468,15 @@ class EmbedReduceRule(EmbeddingRule):
             )
         rows = super().run(call, original, hooks)
         weights = None if weights is None else tf.convert_to_tensor(weights)
-        return _combined(rows, weights, call.layer.combiner)  # type: ignore[attr-defined]
+        return _combine(rows, weights, call.layer.combiner)  # type: ignore[attr-defined]
 
     @staticmethod
-    def _given(call: Call) -> tuple[Any, Any]:
+    def _ids_and_weights(call: Call) -> tuple[Any, Any]:
         named = dict(zip(("inputs", "weights"), call.args)) | call.kwargs
         return named["inputs"], named.get("weights")
 
 
-def _combined(rows: tf.Tensor, weights: tf.Tensor | None, combiner: str) -> tf.Tensor:
+def _combine(rows: tf.Tensor, weights: tf.Tensor | None, combiner: str) -> tf.Tensor:
     """Bags of the rows `[batch, width]` or `[batch, T, width]`, by the formula of `EmbedReduceRule`."""
     alone = rows.shape.rank == 2  # one row: its mean is the row
     if weights is None or (alone and combiner != "sum"):
@@ -507,12 +498,12 @@ class ReversibleEmbeddingRule(EmbeddingRule):
     """An embedding whose table also gives the logits: h Eᵀ has the gradient Σ_t d_t h_tᵀ, d that of the logits."""
 
     @staticmethod
-    def _reversed(call: Call) -> bool:
+    def _is_reversed(call: Call) -> bool:
         return bool(call.kwargs.get("reverse", call.args[1] if len(call.args) > 1 else False))
 
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         layer = call.layer
-        if not self._reversed(call):
+        if not self._is_reversed(call):
             rows = super().run(call, original, hooks)
             if layer.mask_zero:
                 set_keras_mask(rows, tf.not_equal(call.input, 0))
@@ -522,7 +513,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
         return hooks.watch(original(*call.args, **call.kwargs))
 
     def factors(self, call: Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
-        if not self._reversed(call):
+        if not self._is_reversed(call):
             yield from super().factors(call, gradients)
         else:
             yield (
@@ -531,7 +522,7 @@ class ReversibleEmbeddingRule(EmbeddingRule):
             )
 
     def tables(self, call: Call) -> dict[str, tf.Tensor]:
-        return {} if self._reversed(call) else super().tables(call)
+        return {} if self._is_reversed(call) else super().tables(call)
 
 
 class UniversalRule(Rule):
@@ -546,7 +537,7 @@ class UniversalRule(Rule):
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         self.refuse_randomness_and_state(call.layer)
         call.surroundings = CallSurroundings.of(tf.nest.flatten((call.args, call.kwargs)))
-        with _dropping(call.layer, functools.partial(_drawn, call.masks)):
+        with _replace_dropout(call.layer, functools.partial(_draw_mask, call.masks)):
             return tf.nest.map_structure(hooks.watch, original(*call.args, **call.kwargs))
 
     @staticmethod
@@ -559,7 +550,7 @@ class UniversalRule(Rule):
             if random and (loops or not _is_plain_dropout(part)):
                 raise NotPrivate(
                     f"Layer '{layer.name}' has dropout inside ('{part.name}'), so running it again for its gradient "
-                    f"would draw another mask; {_without_dropout(layer)}."
+                    f"would draw another mask; {_way_past_dropout(layer)}."
                 )
         state = [v.path for part in parts for v in own_state(part) if "float" in v.dtype]
         if state or any(getattr(part, "stateful", False) for part in parts):
@@ -572,12 +563,12 @@ class UniversalRule(Rule):
         variables = call.layer.trainable_variables
         flat = tf.nest.flatten((call.args, call.kwargs))
         batched = [i for i, value in enumerate(flat) if tf.is_tensor(value) and value.shape.rank]
-        inputs = tuple(self._with_batch_axis(call, flat[i], gradients[0]) for i in batched)
+        inputs = tuple(self._check_batch_axis(call, flat[i], gradients[0]) for i in batched)
         drawn = [mask for mask in call.masks if mask is not None]
-        masks = tuple(self._with_batch_axis(call, mask, gradients[0]) for mask in drawn)
+        masks = tuple(self._check_batch_axis(call, mask, gradients[0]) for mask in drawn)
         around = call.surroundings
         assert around is not None
-        padding = {i: self._with_batch_axis(call, mask, gradients[0]) for i, mask in around.masks.items()}
+        padding = {i: self._check_batch_axis(call, mask, gradients[0]) for i, mask in around.masks.items()}
 
         def gradient_of_one(example: Any) -> list[tf.Tensor]:
             values, outputs = list(flat), [g[None] for g in example[1]]
@@ -590,8 +581,8 @@ class UniversalRule(Rule):
             args, kwargs = tf.nest.pack_sequence_as((call.args, call.kwargs), values)
             sources = [resource(v) for v in variables]
             given = [*values, *outputs, *own, *there.values()]
-            dropping = _dropping(call.layer, lambda part, x, training: next(again))
-            with _noting_inputs(call, given), dropping, around.again(values, there):
+            dropping = _replace_dropout(call.layer, lambda part, x, training: next(again))
+            with _note_inputs(call, given), dropping, around.again(values, there):
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch(sources)
                     output = tf.nest.flatten(call.layer(*args, **kwargs))
@@ -608,7 +599,7 @@ class UniversalRule(Rule):
             yield variable, factors.PerExample(values[:count])
 
     @staticmethod
-    def _with_batch_axis(call: Call, value: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
+    def _check_batch_axis(call: Call, value: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
         """`value`, refused if its first axis is not the batch: it would be split among the examples."""
         message = f"Layer '{call.layer.name}' {NO_ROWS}."
         if value.shape[0] is not None:
@@ -618,7 +609,7 @@ class UniversalRule(Rule):
             return tf.reshape(value, tf.concat([rows, tf.shape(value)[1:]], axis=0))
 
 
-def _without_dropout(layer: keras.layers.Layer) -> str:
+def _way_past_dropout(layer: keras.layers.Layer) -> str:
     # The way out. What `TimeDistributed` runs step by step may as well be run on all steps at once.
     if isinstance(layer, keras.layers.TimeDistributed):
         return (
@@ -632,7 +623,7 @@ def _is_plain_dropout(layer: keras.layers.Layer) -> bool:
     return type(layer) is keras.layers.Dropout and layer.noise_shape is None
 
 
-def _drawn(masks: list[Any], part: Any, x: Any, training: bool) -> Any:
+def _draw_mask(masks: list[Any], part: Any, x: Any, training: bool) -> Any:
     # Where nothing is dropped, that is noted: the second run is told so, since it is outside the first one's context.
     ones = tf.ones_like(x) if training else None
     masks.append(ones if ones is None else keras.random.dropout(ones, part.rate, seed=part.seed_generator))
@@ -640,7 +631,7 @@ def _drawn(masks: list[Any], part: Any, x: Any, training: bool) -> Any:
 
 
 @contextlib.contextmanager
-def _dropping(layer: keras.layers.Layer, mask_of: Callable[[Any, Any, bool], Any]) -> Iterator[None]:
+def _replace_dropout(layer: keras.layers.Layer, mask_of: Callable[[Any, Any, bool], Any]) -> Iterator[None]:
     """Has each `Dropout` within a layer multiply by a mask, or pass on its input where there is None."""
 
     def call(part: Any, inputs: Any, training: bool = False) -> Any:
@@ -658,7 +649,7 @@ def _dropping(layer: keras.layers.Layer, mask_of: Callable[[Any, Any, bool], Any
 
 
 @contextlib.contextmanager
-def _noting_inputs(call: Call, given: list[Any]) -> Iterator[None]:
+def _note_inputs(call: Call, given: list[Any]) -> Iterator[None]:
     """Notes in `call.beside` what the operations of a block are computed from, apart from `given` tensors."""
     graph: Any = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())

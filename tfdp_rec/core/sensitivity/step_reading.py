@@ -65,8 +65,7 @@ class StepReading:
         """The calls, with gradients by example; raises `NotPrivate` if examples are mixed."""
         self._seen = self._walk(own)
         self._require(losses, "the loss", ONE)
-        left = iter(gradients)
-        return [self._read_call(call, [next(left) for _ in call.watched], tf.shape(losses)[0]) for call in calls]
+        return [read() for read in self._readings(calls, losses, gradients)]
 
     def read_rows(self, tensor: tf.Tensor, subject: str) -> None:
         """Raises `NotPrivate` unless a tensor has a row for each example, made of that example alone."""
@@ -117,11 +116,9 @@ class StepReading:
         """The refusals of a reading that excuses the `forgiven` operations, and the calls that are not refused."""
         faults: list[NotPrivate] = []
         read: list[CallRead] = []
-        left, size = iter(gradients), tf.shape(losses)[0]
         # Every part is read by itself, so that a refusal of one does not hide those of others.
         parts: list[Callable[[], Any]] = [lambda: self._require(losses, "the loss", ONE)]
-        for call in calls:
-            parts.append(functools.partial(self._read_call, call, [next(left) for _ in call.watched], size))
+        parts += self._readings(calls, losses, gradients)
         try:
             self._seen = self._walk(own, forgiven)
         except NotPrivate as refusal:
@@ -138,7 +135,14 @@ class StepReading:
         """Each example's share of the gradient of one of the model's own variables, read outside all layers."""
         if not isinstance(gradient, tf.Tensor):
             raise NotPrivate(f"Rows of '{variable.path}' are read outside a layer; make it a keras.layers.Embedding.")
-        return GradientShares(self._seen, f"the gradient of '{variable.path}'").of_tensor(gradient)
+        return GradientShares(self._seen, f"the gradient of '{variable.path}'").find(gradient)
+
+    def _readings(
+        self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor]
+    ) -> list[Callable[[], CallRead]]:
+        """For each call a function that reads it."""
+        left, size = iter(gradients), tf.shape(losses)[0]
+        return [functools.partial(self._read_call, call, [next(left) for _ in call.watched], size) for call in calls]
 
     def _read_call(self, call: Call, gradients: list[tf.Tensor], size: tf.Tensor) -> CallRead:
         name = f"layer '{call.layer.name}'"
@@ -187,7 +191,7 @@ class StepReading:
             raise NotPrivate(f"Layer '{call.layer.name}' {NO_BATCH}.")
         (watched,), (gradient,) = call.watched, gradients
         name = f"the gradient of layer '{call.layer.name}'"
-        shares = tf.ensure_shape(GradientShares(self._seen, name).of_tensor(gradient), [None, *watched.shape])
+        shares = tf.ensure_shape(GradientShares(self._seen, name).find(gradient), [None, *watched.shape])
         given = tf.convert_to_tensor(call.input)
         copies = tf.broadcast_to(given, tf.concat([size[None], tf.shape(given)], axis=0))
         return CallRead(dataclasses.replace(call, args=(copies,), kwargs={}, watched=[shares]), [shares], False)

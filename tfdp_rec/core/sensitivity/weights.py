@@ -29,12 +29,12 @@ WeightRule = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]
 """Weights w of examples from their norms and C, with w · norm ≤ C."""
 
 
-def clipped(norms: tf.Tensor, l2_norm_clip: tf.Tensor) -> tf.Tensor:
+def clip_weight(norms: tf.Tensor, l2_norm_clip: tf.Tensor) -> tf.Tensor:
     """min(1, C / norm)."""
     return l2_norm_clip / tf.maximum(norms, l2_norm_clip)
 
 
-def normalised(norms: tf.Tensor, l2_norm_clip: tf.Tensor) -> tf.Tensor:
+def normalise_weight(norms: tf.Tensor, l2_norm_clip: tf.Tensor) -> tf.Tensor:
     """C / (norm + γ)."""
     return l2_norm_clip / (norms + GAMMA)
 
@@ -44,10 +44,10 @@ def clip_and_rule(l2_norm_clip: float | Auto) -> tuple[float, WeightRule]:
     if isinstance(l2_norm_clip, str):
         if l2_norm_clip not in get_args(Auto):
             raise ValueError(f'l2_norm_clip must be a number, or "auto", got {l2_norm_clip!r}.')
-        return 1.0, normalised
+        return 1.0, normalise_weight
     if not LEAST_CLIP <= float(l2_norm_clip) < float("inf"):
         raise ValueError(
             f"l2_norm_clip must be a finite number of at least {LEAST_CLIP}, which is as little as float32 can keep "
             f'to, or "auto"; got {l2_norm_clip}.'
         )
-    return float(l2_norm_clip), clipped
+    return float(l2_norm_clip), clip_weight

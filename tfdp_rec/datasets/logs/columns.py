@@ -36,7 +36,7 @@ class Column:
 
     def _array(self, stretch: Stretch) -> pa.Array:
         column = stretch.table[self.name]
-        plain = [_decoded(chunk) for chunk in column.chunks]
+        plain = [_decode(chunk) for chunk in column.chunks]
         array = pa.concat_arrays(plain) if plain else pa.array([], column.type)
         if _is_text(array.type):
             try:
@@ -61,7 +61,7 @@ class Column:
     _way_out = "Write all of it alike"
 
 
-def _decoded(array: pa.Array) -> pa.Array:
+def _decode(array: pa.Array) -> pa.Array:
     """Categories as what they stand for."""
     if not pa.types.is_dictionary(array.type):
         return array
@@ -153,7 +153,7 @@ class TimeColumn(Column):
         place = _first_place(array)
         if place < 0:
             return pa.nulls(len(array), pa.float64() if self.kind == "numbers" else pa.int64())
-        times = self._text(array, stretch, place) if _is_text(array.type) else self._typed(array, stretch, place)
+        times = self._text(array, stretch, place) if _is_text(array.type) else self._check_type(array, stretch, place)
         if pa.types.is_floating(times.type):
             times = pc.if_else(pc.is_finite(times), times, pa.scalar(None, times.type))
             self._refuse_at(pc.index(pc.greater(pc.abs(times), _LATEST), True).as_py(), stretch, times)
@@ -161,7 +161,7 @@ class TimeColumn(Column):
             self._check_unit(times, stretch)
         return times
 
-    def _typed(self, array: pa.Array, stretch: Stretch, place: int) -> pa.Array:
+    def _check_type(self, array: pa.Array, stretch: Stretch, place: int) -> pa.Array:
         kind = array.type
         if pa.types.is_integer(kind) or pa.types.is_floating(kind):
             self._note_kind("whole numbers" if pa.types.is_integer(kind) else "numbers", stretch, place, array[place])

@@ -73,7 +73,7 @@ def group(source: Any, columns: LogColumns, folder: Path) -> None:
     print_of_source = _print_of(source, columns)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with alone(folder):
-        found = _about(folder)
+        found = _read_about(folder)
         if found and found["source"] is not None and found["source"] == print_of_source:
             return
         if not found and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -92,7 +92,7 @@ def _print_of(source: Any, columns: LogColumns) -> Any:
     return json.loads(json.dumps({"files": about, **dataclasses.asdict(columns)}))
 
 
-def _about(folder: Path) -> dict[str, Any]:
+def _read_about(folder: Path) -> dict[str, Any]:
     """What a finished folder says of itself; empty for any other."""
     try:
         found = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
@@ -148,7 +148,7 @@ class _Grouping:
 
     def _rows(self, stretch: Stretch) -> pa.Table:
         """The rows of a stretch that have a user; item 0 where a row counts for nothing but its user."""
-        users, items = self.user.read(stretch), self._numbered(self.item.read(stretch))
+        users, items = self.user.read(stretch), self._number(self.item.read(stretch))
         held: dict[str, Any] = {"user": users}
         there = users.is_valid().to_numpy(zero_copy_only=False)
         self.left_out["without item"] += int((there & (items == 0)).sum())
@@ -165,7 +165,7 @@ class _Grouping:
         self.left_out["without user"] += users.null_count
         return pa.table(held).filter(pa.array(there))
 
-    def _numbered(self, items: pa.Array) -> NDArray[np.int32]:
+    def _number(self, items: pa.Array) -> NDArray[np.int32]:
         """Numbers from 1, new ones for items not seen before; 0 where there is none."""
         coded = items.dictionary_encode()
         numbers = [self.items.setdefault(item, len(self.items) + 1) for item in coded.dictionary.to_pylist()]
@@ -186,7 +186,7 @@ class _Grouping:
             ids = stack.enter_context(pa.ipc.new_file(users, pa.schema([("id", kind)])))
             files["offsets"].write(end.tobytes())
             for places in parts:
-                ids_of_part, lengths, arrays = self._sorted(_read(places))
+                ids_of_part, lengths, arrays = self._sort(_read(places))
                 ids.write_table(pa.table({"id": ids_of_part.cast(kind)}))
                 files["offsets"].write((end + np.cumsum(lengths)).tobytes())
                 end = end + lengths.sum()
@@ -195,14 +195,14 @@ class _Grouping:
                 for place in places:
                     place.unlink()
 
-    def _sorted(self, part: pa.Table) -> tuple[pa.Array, NDArray[np.int64], dict[str, NDArray[Any]]]:
+    def _sort(self, part: pa.Table) -> tuple[pa.Array, NDArray[np.int64], dict[str, NDArray[Any]]]:
         """A part's users, how many rows each has, and the rows, by user and time, else as they came."""
         ids, user = _different(part["user"])
         arrays = {name: part[name].to_numpy() for name in part.column_names if name != "user"}
         # Rows that count for nothing have made their user a unit, and end here.
         order = np.flatnonzero(arrays["item"] > 0)
         keys = [key for key in (arrays.get("time"), user) if key is not None]
-        order = _in_order(order, keys)
+        order = _sort_rows(order, keys)
         if self.columns.duplicates == "drop":
             order = self._once(order, arrays["item"], keys)
         return ids, np.bincount(user[order], minlength=len(ids)), {name: a[order] for name, a in arrays.items()}
@@ -212,13 +212,13 @@ class _Grouping:
         alike = _as_before(rows, keys)
         several = np.flatnonzero(alike | np.append(alike[1:], False))  # two rows and more of one user and time
         run = np.cumsum(~alike)[several]
-        within = _in_order(np.arange(len(several)), [item[rows[several]], run])
+        within = _sort_rows(np.arange(len(several)), [item[rows[several]], run])
         again = within[_as_before(within, [item[rows[several]], run])]
         self.left_out["duplicate"] += len(again)
         return np.delete(rows, several[again])
 
 
-def _in_order(rows: NDArray[Any], keys: Sequence[NDArray[Any]]) -> NDArray[Any]:
+def _sort_rows(rows: NDArray[Any], keys: Sequence[NDArray[Any]]) -> NDArray[Any]:
     """The order that sorts rows by the last key, then the one before it; a third of `numpy.lexsort`'s time."""
     for key in keys:
         rows = rows[np.argsort(key[rows], kind="stable")]
@@ -245,7 +245,7 @@ class _Parts:
         """Takes the rows of a stretch."""
         if not table.num_rows:
             return
-        part = _hashed(table["user"].combine_chunks()) % self.count
+        part = _hash(table["user"].combine_chunks()) % self.count
         order = np.argsort(part, kind="stable")
         bounds = np.searchsorted(part[order], np.arange(self.count + 1))
         table = table.take(order).combine_chunks()
@@ -263,7 +263,7 @@ class _Parts:
         return self.writers[key]
 
 
-def _hashed(ids: pa.Array) -> NDArray[np.uint32]:
+def _hash(ids: pa.Array) -> NDArray[np.uint32]:
     """A number for each id, the same wherever it stands: to spread rows, not to hide anything."""
     if pa.types.is_integer(ids.type):
         mixed = ids.to_numpy().astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
@@ -308,7 +308,7 @@ def array_file(name: str) -> str:
 # A grouped log's rows under the numbers of chosen items, made once for each list of items and bound.
 
 
-def numbered(folder: Path, items: Items, rows_per_unit: int | None, others: Mapping[str, Any]) -> Path:
+def number_rows(folder: Path, items: Items, rows_per_unit: int | None, others: Mapping[str, Any]) -> Path:
     """The folder of a grouped log's rows with users and items numbered; found, if it was made before."""
     made = folder / f"items-{_digest(items, rows_per_unit)}"
     with alone(made):
@@ -334,7 +334,7 @@ def _write_numbered(folder: Path, target: Path, items: Items, bound: int | None,
         for first, last in whole_users(offsets, _ROWS_AT_ONCE):
             count, lengths = int(offsets[last] - offsets[first]), np.diff(offsets[first : last + 1])
             numbers = number_of[np.fromfile(parts["rows.bin"], np.int32, count)].astype(np.int32)
-            kept, left = _kept(numbers > 0, lengths, bound)
+            kept, left = _choose_rows(numbers > 0, lengths, bound)
             out["rows.bin"].write(numbers[kept].tobytes())
             for name, kind in others.items():
                 out[name].write(np.fromfile(parts[name], kind, count)[kept].tobytes())
@@ -343,7 +343,9 @@ def _write_numbered(folder: Path, target: Path, items: Items, bound: int | None,
     (target / "bound.json").write_text(json.dumps(bound))
 
 
-def _kept(known: NDArray[np.bool_], lengths: NDArray[np.int64], bound: int | None) -> tuple[NDArray[Any], NDArray[Any]]:
+def _choose_rows(
+    known: NDArray[np.bool_], lengths: NDArray[np.int64], bound: int | None
+) -> tuple[NDArray[Any], NDArray[Any]]:
     """Which rows stay, and how many of each user."""
     ends = np.cumsum(lengths)
     so_far = np.concatenate([[0], np.cumsum(known)])

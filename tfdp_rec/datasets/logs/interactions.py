@@ -52,7 +52,7 @@ class Interactions(Log):
         self.about: dict[str, Any] = json.loads((folder / grouping.ABOUT).read_text(encoding="utf-8"))
         self.ordered = bool(self.about["times"])
         self.rows_per_unit: int | None = json.loads((self._rows / "bound.json").read_text()) if rows else None
-        self.offsets: NDArray[np.int64] = _mapped(self._rows / "offsets.bin", np.int64)
+        self.offsets: NDArray[np.int64] = _map_file(self._rows / "offsets.bin", np.int64)
 
     @classmethod
     def read(
@@ -114,7 +114,7 @@ class Interactions(Log):
         if isinstance(items, str | Path):
             items = Items.read(items, usual=[self.about["columns"]["item"]])
         known = items if isinstance(items, Items) else Items(list(items))
-        rows = grouping.numbered(self.folder, known, rows_per_unit, _widths(self.about))
+        rows = grouping.number_rows(self.folder, known, rows_per_unit, _widths(self.about))
         return Interactions(self.folder, self._holder, known, rows)
 
     # What is there.
@@ -122,7 +122,7 @@ class Interactions(Log):
     @property
     def num_items(self) -> int:
         """How many items a model knows, M; tables need M + 1 rows, with that of the padding."""
-        return len(self._known())
+        return len(self._require_items())
 
     @property
     def num_rows(self) -> int:
@@ -132,19 +132,19 @@ class Interactions(Log):
     @functools.cached_property
     def numbers(self) -> NDArray[np.int32]:  # type: ignore[override]
         """The items of all rows, by number, user by user."""
-        self._known()
-        return _mapped(self._rows / "rows.bin", np.int32)
+        self._require_items()
+        return _map_file(self._rows / "rows.bin", np.int32)
 
     @functools.cached_property
     def times(self) -> NDArray[Any] | None:
         """The times of all rows; None if there are none. Dates and moments are microseconds since 1970."""
-        return _mapped(self._rows / "times.bin", _widths(self.about)["times.bin"]) if self.ordered else None
+        return _map_file(self._rows / "times.bin", _widths(self.about)["times.bin"]) if self.ordered else None
 
     @functools.cached_property
     def features(self) -> dict[str, NDArray[np.float32]]:
         """The other columns that were kept, of all rows; NaN is missing."""
         names = enumerate(self.about["columns"]["features"])
-        return {name: _mapped(self._rows / f"feature-{number}.bin", np.float32) for number, name in names}
+        return {name: _map_file(self._rows / f"feature-{number}.bin", np.float32) for number, name in names}
 
     @functools.cached_property
     def unit_ids(self) -> pa.ChunkedArray:
@@ -245,7 +245,7 @@ class Interactions(Log):
 
     def found(self) -> tuple[Log, pa.ChunkedArray]:
         """All items of the log and the users that have them, for a private release of a list: itself private."""
-        rows = Log(_mapped(self.folder / "rows.bin", np.int32), _mapped(self.folder / "offsets.bin", np.int64))
+        rows = Log(_map_file(self.folder / "rows.bin", np.int32), _map_file(self.folder / "offsets.bin", np.int64))
         return rows, grouping.read_ids(self.folder / "found.arrow")
 
     def recent(self, units: ArrayLike, rows: int) -> dict[str, NDArray[Any]]:
@@ -267,7 +267,7 @@ class Interactions(Log):
         there = columns < counts
         return {name: np.where(there, values_at(array, places), array.dtype.type(0)) for name, array in arrays.items()}
 
-    def _known(self) -> Items:
+    def _require_items(self) -> Items:
         if self.items is None:
             raise ValueError(
                 "Which items occur in a log is private, so it cannot say by itself what a model should know. Give a "
@@ -292,7 +292,7 @@ def _widths(about: dict[str, Any]) -> dict[str, Any]:
     return {**(widths if about["times"] else {}), **features}
 
 
-def _mapped(path: Path, kind: Any) -> NDArray[Any]:
+def _map_file(path: Path, kind: Any) -> NDArray[Any]:
     """A file as an array that is read where it is looked at."""
     if not path.stat().st_size:
         return np.zeros(0, kind)

@@ -51,7 +51,7 @@ def files_of(source: Any) -> list[Path] | None:
     if not isinstance(source, str | Path):
         return None
     folder = Path(source).is_dir()
-    found = _in_folder(Path(source)) if folder else [Path(name) for name in matching(str(source))]
+    found = _list_folder(Path(source)) if folder else [Path(name) for name in matching(str(source))]
     if not found:
         raise FileNotFoundError(f"There is no log at {source}: give files, a folder, or a pattern such as logs/*.csv.")
     for path in found:
@@ -59,7 +59,7 @@ def files_of(source: Any) -> list[Path] | None:
     return found
 
 
-def _in_folder(folder: Path) -> list[Path]:
+def _list_folder(folder: Path) -> list[Path]:
     files = [path for path in folder.rglob("*") if path.is_file() and _suffix(path) in _FORMATS]
     hidden = {path for path in files if any(name[0] in "._" for name in path.relative_to(folder).parts)}
     return sorted(set(files) - hidden)
@@ -88,7 +88,7 @@ def _rows_of(path: Path) -> int:
 
     kind = _format_of(path)
     if kind == "parquet":
-        with _named(path):
+        with _name_broken_file(path):
             return int(pyarrow.parquet.read_metadata(path).num_rows)
     return path.stat().st_size * (8 if path.suffix == ".gz" else 1) // _A_ROW[kind]
 
@@ -97,14 +97,14 @@ def stretches(source: Any, columns: Sequence[str]) -> Iterator[Stretch]:
     """All rows of files or of an Arrow table, a frame or a dict of arrays, in the order of the files' names."""
     files = files_of(source)
     if files is None:
-        yield from _numbered(FRAME, columns, _slices(_table(source)))
+        yield from _number_stretches(FRAME, columns, _slices(_table(source)))
         return
     for path in files:
-        with _named(path):
-            yield from _numbered(str(path), columns, _READERS[_format_of(path)](path, columns))
+        with _name_broken_file(path):
+            yield from _number_stretches(str(path), columns, _READERS[_format_of(path)](path, columns))
 
 
-def _numbered(where: str, columns: Sequence[str], tables: Iterator[pa.Table]) -> Iterator[Stretch]:
+def _number_stretches(where: str, columns: Sequence[str], tables: Iterator[pa.Table]) -> Iterator[Stretch]:
     first = 1
     for table in tables:
         _check_columns(where, columns, table.column_names)
@@ -124,7 +124,7 @@ def _check_columns(where: str, wanted: Sequence[str], found: Sequence[str]) -> N
 
 
 @contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
+def _name_broken_file(path: Path) -> Iterator[None]:
     """Says which file it was that could not be read."""
     if not path.stat().st_size:
         raise ValueError(f"{path} is empty, not even a header: put the whole file there, or leave it out.")
@@ -133,10 +133,10 @@ def _named(path: Path) -> Iterator[None]:
     except (pa.ArrowInvalid, pa.ArrowKeyError, EOFError, OSError) as problem:
         if isinstance(problem, OSError) and problem.errno:  # the system's; what a broken file gives has no number
             raise
-        raise ValueError(f"{path} cannot be read: {_in_short(problem)}.") from problem
+        raise ValueError(f"{path} cannot be read: {_shorten(problem)}.") from problem
 
 
-def _in_short(problem: Exception) -> str:
+def _shorten(problem: Exception) -> str:
     return " ".join(str(problem).split())[:200].rstrip(".")
 
 
@@ -150,7 +150,7 @@ def _table(source: Any) -> pa.Table:
     except (TypeError, pa.ArrowInvalid) as problem:
         raise ValueError(
             "A log is files, an Arrow table, a pandas or polars frame, or a dict of columns of one length: "
-            f"{_in_short(problem)}."
+            f"{_shorten(problem)}."
         ) from problem
 
 
@@ -184,7 +184,7 @@ def _csv(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     from pyarrow import csv
 
     # Opened twice: the names are checked before Arrow is asked for columns, which would name none of those there are.
-    parse, read = _separated(path), csv.ReadOptions(block_size=_BYTES)
+    parse, read = _options_of(path), csv.ReadOptions(block_size=_BYTES)
     with csv.open_csv(path, read, parse) as header:
         _check_columns(str(path), columns, header.schema.names)
     as_text = csv.ConvertOptions(
@@ -196,7 +196,7 @@ def _csv(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
             yield pa.Table.from_batches([batch])
 
 
-def _separated(path: Path) -> Any:
+def _options_of(path: Path) -> Any:
     from pyarrow import csv
 
     return csv.ParseOptions(delimiter="\t" if _suffix(path) == ".tsv" else ",")
@@ -269,7 +269,7 @@ def id_column(path: Path, usual: Sequence[str]) -> str:
 
 def column_names(path: Path) -> list[str]:
     """The names of a file's columns; of JSON, those of its first line."""
-    with _named(path):
+    with _name_broken_file(path):
         return _names(path)
 
 
@@ -284,5 +284,5 @@ def _names(path: Path) -> list[str]:
         return list(next(_arrow(path, ())).column_names)
     if kind == "json":
         return list(_object(path, 1, next(_blocks(path), b"").split(b"\n")[0]))
-    with csv.open_csv(path, parse_options=_separated(path)) as file:
+    with csv.open_csv(path, parse_options=_options_of(path)) as file:
         return list(file.schema.names)

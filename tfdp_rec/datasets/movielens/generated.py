@@ -135,7 +135,7 @@ def _block(
     rounds, missing = [], lengths
     for patience in itertools.count():
         walked = np.where(missing > 0, (missing + missing // 4 + 4) << patience, 0)
-        users, watched = _first_watched(*_walk(movies, tastes, walked, rng), missing, seen)
+        users, watched = _choose_first(*_walk(movies, tastes, walked, rng), missing, seen)
         rounds.append((users, watched))
         missing = missing - np.bincount(users, minlength=len(lengths))
         if not missing.any():
@@ -165,7 +165,7 @@ def _walk(
     return users, watched
 
 
-def _first_watched(
+def _choose_first(
     users: NDArray[np.int64], watched: NDArray[np.int64], wanted: NDArray[np.int64], seen: NDArray[np.bool_]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Each user's first `wanted` events with movies not seen before, which are then noted in `seen`."""

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 def join(context: Context) -> Participant:
     """The participant that a node stands for: the run says what to compute, the node whether, and at what cost."""
-    return build.participant(FederatedSettings.of_run(context.run_config), context.node_config)
+    return build.participant(FederatedSettings.from_run(context.run_config), context.node_config)
 
 
-app = flower.client_app(join, secure=lambda context: FederatedSettings.of_run(context.run_config).secure)
+app = flower.client_app(join, secure=lambda context: FederatedSettings.from_run(context.run_config).secure)

@@ -33,7 +33,7 @@ from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.run import MadeRecommender, Run, begins_with
 from tfdp_rec.job.run_folder import MODEL
 from tfdp_rec.job.settings import JobSettings
-from tfdp_rec.models.own_catalogue import loaded_model
+from tfdp_rec.models.own_catalogue import load_model
 from tfdp_rec.settings import arguments
 from tfdp_rec.training.privacy_budget import PrivacyBudget
 from tfdp_rec.training.private_plan import PrivatePlan
@@ -106,7 +106,7 @@ def released_model(run: Run) -> Any:
     path = run.folder.release / MODEL
     if not path.is_file():
         raise FileNotFoundError(f"{path} is gone, and this day goes on from it: put it back from a copy of release/.")
-    before = loaded_model(path, compile=False)
+    before = load_model(path, compile=False)
     if before.item_tables()[0].embeddings.shape[0] < 1 + len(run.checkpoint.earlier.items):
         raise ValueError("model.keras has fewer items than released.npz: put back release/ as this run left it.")
     if names.named(run.released).claims_epsilon:
@@ -132,7 +132,7 @@ def go_on(run: Run, model: Any) -> Any:
     before, rows = released_model(run), 1 + len(run.checkpoint.earlier.items)
     # A day that was cut off after its model was written may have had rows of other items at the end.
     kept = dict.fromkeys((table.embeddings.path for table in before.item_tables()), range(rows))
-    return before.grow_into(model, kept=kept, replaced=[each.path for each in before.frozen_of_items()])
+    return before.grow_into(model, kept=kept, replaced=[each.path for each in before.constants_of_items()])
 
 
 def uses_before_training(run: Run, ledger: Any) -> list[tuple[str, Entry]]:

@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp_rec.core.mechanism.noise.meeting import fine, met
+from tfdp_rec.core.mechanism.noise.meeting import add_on_grid, fine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,22 +50,22 @@ class Request:
     grid: tf.Tensor | None = None
 
     @property
-    def by_row(self) -> bool:
+    def has_row_scales(self) -> bool:
         """Whether each row has a scale of its own."""
         return self.scale is not None and self.scale.shape.rank != 0
 
     @property
     def draws(self) -> int:
         """Gaussians a value."""
-        return int(self.scale.shape[1]) if self.by_row else 1  # type: ignore[union-attr]
+        return int(self.scale.shape[1]) if self.has_row_scales else 1  # type: ignore[union-attr]
 
-    def scaled(self, unit: tf.Tensor) -> tf.Tensor:
+    def answer(self, unit: tf.Tensor) -> tf.Tensor:
         """Unit Gaussians, so many as were asked for, in any shape, as the answer to the request."""
         shaped = tf.reshape(fine(unit), [-1, self.draws, self.width])
         if self.scale is None:
             return shaped
         scale = tf.cast(self.scale, tf.float64)
-        return shaped * (scale[:, :, None] if self.by_row else scale)
+        return shaped * (scale[:, :, None] if self.has_row_scales else scale)
 
 
 class NoiseSource(abc.ABC):
@@ -102,8 +102,8 @@ class NoiseSource(abc.ABC):
         Returns:
             Tensors `[n, width]`, in the order of the requests: float32 on a grid, float64 without one.
         """
-        drawn = self.draw(requests, step)
-        return [met(noise[:, 0], request.onto, request.grid) for request, noise in zip(requests, drawn, strict=True)]
+        pairs = zip(requests, self.draw(requests, step), strict=True)
+        return [add_on_grid(noise[:, 0], request.onto, request.grid) for request, noise in pairs]
 
     def bits(self, variable: int, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """64 independent fair coin tosses for each row, for choices finer than a Gaussian.

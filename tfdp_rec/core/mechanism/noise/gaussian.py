@@ -24,7 +24,7 @@ import tensorflow as tf
 from tfdp_rec.core.ground.shared_graphs import SharedGraph
 from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
 from tfdp_rec.core.mechanism.noise.box_muller import gaussian_pairs
-from tfdp_rec.core.mechanism.noise.meeting import met
+from tfdp_rec.core.mechanism.noise.meeting import add_on_grid
 from tfdp_rec.core.mechanism.noise.threefry import threefry
 
 _WORDS = 7  # of a key and of a counter block
@@ -69,7 +69,7 @@ class EntropyNoise(NoiseSource):
         pairs = self._sample(_bucket((total + 1) // 2), self._key())
         values = tf.reshape(tf.bitcast(pairs, tf.float64), [-1])[:total]
         parts = tf.split(values, sizes, num=len(requests))
-        return [request.scaled(part) for request, part in zip(requests, parts, strict=True)]
+        return [request.answer(part) for request, part in zip(requests, parts, strict=True)]
 
     @tf.autograph.experimental.do_not_convert
     def noisy(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
@@ -79,12 +79,12 @@ class EntropyNoise(NoiseSource):
         # have one scale, a request is a row of numbers, too; else the loop goes row by row, one width at a time.
         together: dict[Any, list[int]] = {}
         for place, request in enumerate(requests):
-            own = request.width if request.by_row else None, id(None if request.by_row else request.scale)
+            own = (request.width, id(None)) if request.has_row_scales else (None, id(request.scale))
             together.setdefault((*own, id(request.grid), len(request.onto)), []).append(place)
         found: dict[int, tf.Tensor] = {}
         for places in together.values():
             those = [requests[place] for place in places]
-            found |= dict(zip(places, self._rows(those) if those[0].by_row else self._sums(those), strict=True))
+            found |= dict(zip(places, self._rows(those) if those[0].has_row_scales else self._sums(those), strict=True))
         return [found[place] for place in range(len(requests))]
 
     def _sums(self, requests: Sequence[Request]) -> list[tf.Tensor]:
@@ -148,7 +148,7 @@ def _noisy(pairs: tf.Tensor, key: tf.Tensor, scale: tf.Tensor, grid: tf.Tensor, 
     """Pairs of sums, with noise of one scale."""
     halves = [tf.reshape(x, [pairs, 2]) for x in onto]
     unit = _pairs(pairs, key)
-    return tf.complex(*(met(scale * z, [x[:, side] for x in halves], grid) for side, z in enumerate(unit)))
+    return tf.complex(*(add_on_grid(scale * z, [x[:, side] for x in halves], grid) for side, z in enumerate(unit)))
 
 
 def _noisy_rows(
@@ -158,7 +158,7 @@ def _noisy_rows(
     rows, each = tf.size(scale), tf.cast(scale, tf.float64)[:, None]
     halves = [tf.reshape(x, [rows, pairs, 2]) for x in onto]
     unit = [tf.reshape(z, [rows, pairs]) for z in _pairs(rows * pairs, key)]
-    return tf.complex(*(met(each * z, [x[:, :, side] for x in halves], grid) for side, z in enumerate(unit)))
+    return tf.complex(*(add_on_grid(each * z, [x[:, :, side] for x in halves], grid) for side, z in enumerate(unit)))
 
 
 def _rows_by(sample: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:

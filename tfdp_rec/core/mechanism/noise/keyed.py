@@ -60,7 +60,7 @@ class KeyedNoise(NoiseSource):
 
     @tf.autograph.experimental.do_not_convert
     def draw(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
-        return [request.scaled(self._unit(request, step)) for request in requests]
+        return [request.answer(self._unit(request, step)) for request in requests]
 
     def _unit(self, request: Request, step: tf.Tensor) -> tf.Tensor:
         """A second draw of a row goes on where the columns of the first end."""

@@ -39,7 +39,7 @@ def nearest(values: tf.Tensor, grid: tf.Tensor | None) -> tf.Tensor:
     return tf.where(grid > 0, tf.round(values / step) * step, values)
 
 
-def met(noise: tf.Tensor, onto: Sequence[tf.Tensor], grid: tf.Tensor | None) -> tf.Tensor:
+def add_on_grid(noise: tf.Tensor, onto: Sequence[tf.Tensor], grid: tf.Tensor | None) -> tf.Tensor:
     """The sum of noise and of what it is added to, on the grid; float64 without one."""
     return on_grid(tf.add_n([fine(noise), *(tf.cast(x, tf.float64) for x in onto)]), grid)
 

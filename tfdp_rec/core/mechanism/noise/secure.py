@@ -67,7 +67,7 @@ class SecureNoise(NoiseSource):
     @tf.autograph.experimental.do_not_convert
     def draw(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
         del step  # every call draws anew
-        return [request.scaled(self._unit(request)) for request in requests]
+        return [request.answer(self._unit(request)) for request in requests]
 
     def _unit(self, request: Request) -> tf.Tensor:
         """Unit Gaussians, as many as the request needs, in one row."""

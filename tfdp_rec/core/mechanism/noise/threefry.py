@@ -36,7 +36,7 @@ def threefry(counter: Words, key: Words) -> Words:
     for number in range(ROUNDS):
         for a, b, by in zip((0, 2), (1, 3) if number % 2 == 0 else (3, 1), _ROTATIONS[number % len(_ROTATIONS)]):
             words[a] += words[b]
-            words[b] = xor(_rotated(words[b], by), words[a])
+            words[b] = xor(_rotate(words[b], by), words[a])
         additions, at_this_round = divmod(number + 1, 4)
         if at_this_round == 0:
             words = [word + keys[(additions + place) % len(keys)] for place, word in enumerate(words)]
@@ -44,6 +44,6 @@ def threefry(counter: Words, key: Words) -> Words:
     return words[0], words[1], words[2], words[3]
 
 
-def _rotated(word: tf.Tensor, by: int) -> tf.Tensor:
+def _rotate(word: tf.Tensor, by: int) -> tf.Tensor:
     left = tf.bitwise.left_shift(word, tf.constant(by, tf.uint32))
     return tf.bitwise.bitwise_or(left, tf.bitwise.right_shift(word, tf.constant(32 - by, tf.uint32)))

@@ -56,7 +56,7 @@ def gaussian(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
     return -sign * special.ndtri(tail)
 
 
-def without_gaps(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
+def draw_without_gaps(source: WordSource, shape: tuple[int, ...]) -> NDArray[np.float64]:
     """Unit Gaussians that reach every step of a grid in very many ways: half the sum of four."""
     return sum((gaussian(source, shape) for _ in range(4)), np.zeros(shape)) / 2.0
 
@@ -96,7 +96,7 @@ def release(
             f"unit may change; got {sensitivity!r} and {noise_multiplier!r}."
         )
     step = step_of(scale)
-    return np.asarray(np.round((exact + scale * without_gaps(source, exact.shape)) / step) * step)
+    return np.asarray(np.round((exact + scale * draw_without_gaps(source, exact.shape)) / step) * step)
 
 
 def bernoulli(source: WordSource, probability: float, shape: tuple[int, ...]) -> NDArray[np.bool_]:

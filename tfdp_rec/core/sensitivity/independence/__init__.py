@@ -7,11 +7,11 @@ line. The argument, and how to register an operation, is in docs/privacy-indepen
 from __future__ import annotations
 
 from tfdp_rec.core.sensitivity.independence import rules
-from tfdp_rec.core.sensitivity.independence.loss_terms import by_example
+from tfdp_rec.core.sensitivity.independence.loss_terms import find_terms
 from tfdp_rec.core.sensitivity.independence.reading import At, Reading, Walk, known_operations, rows_of, rule
 from tfdp_rec.core.sensitivity.independence.values import ByExample, Mixed, Shared, Sized, Value
 
 __all__ = [
     "At", "ByExample", "Mixed", "Reading", "Shared", "Sized", "Value", "Walk",
-    "by_example", "known_operations", "rows_of", "rule", "rules",
+    "find_terms", "known_operations", "rows_of", "rule", "rules",
 ]  # fmt: skip

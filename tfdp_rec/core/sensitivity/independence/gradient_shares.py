@@ -28,23 +28,23 @@ class GradientShares:
     def __init__(self, walk: Walk, subject: str):
         self._walk, self._subject = walk, subject
         self._rules = {
-            "Sum": self._of_a_sum, "Reshape": self._reshaped, "Cast": self._cast, "Identity": self._passed_on,
-            "AddN": self._added, "AddV2": self._added,
-            "MatMul": self._of_a_product, "BatchMatMulV2": self._of_a_product, "Einsum": self._of_a_product,
+            "Sum": self._split_sum, "Reshape": self._split_reshape, "Cast": self._split_cast,
+            "Identity": self._split_identity, "AddN": self._split_addition, "AddV2": self._split_addition,
+            "MatMul": self._split_product, "BatchMatMulV2": self._split_product, "Einsum": self._split_product,
         }  # fmt: skip
 
-    def of_tensor(self, tensor: tf.Tensor) -> tf.Tensor:
+    def find(self, tensor: tf.Tensor) -> tf.Tensor:
         """The shares that add up to `tensor`; raises `NotPrivate` if they are not found."""
         function = self._rules.get(tensor.op.type)
         if function is None or not isinstance(self._walk.value(tensor), Mixed):
             raise self._refusal(tensor.op)
         return function(At(self._walk, tensor.op))
 
-    def _of_a_sum(self, at: At) -> tf.Tensor:
+    def _split_sum(self, at: At) -> tf.Tensor:
         value, axes, rank = at.values[0], at.plain(1), at.rank()
         keep = bool(at.attr("keep_dims"))
         if isinstance(value, Mixed) and axes is not None and rank:  # a sum of a sum over the examples, by other axes
-            return tf.reduce_sum(self.of_tensor(at.op.inputs[0]), [1 + a % rank for a in axes], keep)
+            return tf.reduce_sum(self.find(at.op.inputs[0]), [1 + a % rank for a in axes], keep)
         if not isinstance(value, ByExample) or not value.is_plain or axes is None or rank is None:
             raise self._refusal(at.op)
         # The examples' axis is moved to the front, and stays.
@@ -53,7 +53,7 @@ class GradientShares:
         found = tf.reduce_sum(first, [1 + a - (a > value.axis) for a in others], keepdims=keep)
         return tf.expand_dims(found, 1 + value.axis) if keep else found
 
-    def _of_a_product(self, at: At) -> tf.Tensor:
+    def _split_product(self, at: At) -> tf.Tensor:
         terms, output = letters(at)
         names = {term[v.axis] for v, term in zip(at.values, terms) if isinstance(v, ByExample) and v.is_plain}
         whole = all(isinstance(v, ByExample) and v.is_plain for v in at.values)
@@ -61,23 +61,23 @@ class GradientShares:
             raise self._refusal(at.op)
         return tf.einsum(f"{terms[0]},{terms[1]}->{names.pop()}{output}", *at.op.inputs)
 
-    def _reshaped(self, at: At) -> tf.Tensor:
+    def _split_reshape(self, at: At) -> tf.Tensor:
         if not isinstance(at.values[1], Shared):  # examples would say where the others' shares go
             raise self._refusal(at.op)
-        found, like = self.of_tensor(at.op.inputs[0]), at.op.outputs[0]
+        found, like = self.find(at.op.inputs[0]), at.op.outputs[0]
         split = tf.reshape(found, tf.concat([tf.shape(found)[:1], tf.shape(like)], axis=0))
         return tf.ensure_shape(split, [None, *like.shape])
 
-    def _cast(self, at: At) -> tf.Tensor:
-        return tf.cast(self.of_tensor(at.op.inputs[0]), at.op.outputs[0].dtype)
+    def _split_cast(self, at: At) -> tf.Tensor:
+        return tf.cast(self.find(at.op.inputs[0]), at.op.outputs[0].dtype)
 
-    def _passed_on(self, at: At) -> tf.Tensor:
-        return self.of_tensor(at.op.inputs[0])
+    def _split_identity(self, at: At) -> tf.Tensor:
+        return self.find(at.op.inputs[0])
 
-    def _added(self, at: At) -> tf.Tensor:
+    def _split_addition(self, at: At) -> tf.Tensor:
         if len({at.rank(n) for n in range(len(at.values))}) > 1:
             raise self._refusal(at.op)
-        return tf.add_n([self.of_tensor(t) for t in at.op.inputs])
+        return tf.add_n([self.find(t) for t in at.op.inputs])
 
     def _refusal(self, operation: tf.Operation) -> Exception:
         if found := cause(operation.graph.get_operations()):

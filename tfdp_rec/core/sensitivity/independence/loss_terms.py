@@ -36,7 +36,7 @@ class LossTerms(NamedTuple):
     by_batch: bool
 
 
-def by_example(walk: Walk, loss: tf.Tensor) -> tf.Tensor:
+def find_terms(walk: Walk, loss: tf.Tensor) -> tf.Tensor:
     """The losses `[batch]` whose sum or mean a loss of the batch is.
 
     Args:
@@ -51,68 +51,68 @@ def by_example(walk: Walk, loss: tf.Tensor) -> tf.Tensor:
     def terms_of(tensor: tf.Tensor) -> LossTerms:
         found = rules.get(tensor.op.type)
         if tensor.shape.rank != 0 or found is None:
-            raise _refused(tensor)
+            raise _refusal(tensor)
         return found(tensor.op)
 
-    def shared(tensor: tf.Tensor) -> bool:
+    def is_shared(tensor: tf.Tensor) -> bool:
         return isinstance(walk.value(tensor), Shared)
 
-    def passed_on(op: Any) -> LossTerms:
+    def pass_on(op: Any) -> LossTerms:
         return terms_of(op.inputs[0])
 
     def cast(op: Any) -> LossTerms:
         losses, by_batch = terms_of(op.inputs[0])
         return LossTerms(tf.cast(losses, op.outputs[0].dtype), by_batch)
 
-    def reduced(op: Any) -> LossTerms:
+    def separate(op: Any) -> LossTerms:
         values, mean = op.inputs[0], op.type == "Mean"
         if values.op.type == "Pack" and values.shape.rank == 1 and not mean:
-            return added(values.op)
+            return add(values.op)
         if not values.shape.rank or values.shape[0] is not None:
-            raise _refused(op.outputs[0])
+            raise _refusal(op.outputs[0])
         reduce, axes = tf.reduce_mean if mean else tf.reduce_sum, list(range(1, values.shape.rank))
         return LossTerms(reduce(values, axis=axes) if axes else values, mean)
 
-    def added(op: Any) -> LossTerms:
+    def add(op: Any) -> LossTerms:
         parts = [terms_of(t) for t in op.inputs if not _is_zero(t)]
         if len({part.by_batch for part in parts}) != 1:
-            raise _refused(op.outputs[0])
+            raise _refusal(op.outputs[0])
         return LossTerms(tf.add_n([part.losses for part in parts]), parts[0].by_batch)
 
-    def subtracted(op: Any) -> LossTerms:
+    def subtract(op: Any) -> LossTerms:
         (one, by_batch), (other, other_by_batch) = (terms_of(t) for t in op.inputs)
         if by_batch != other_by_batch:
-            raise _refused(op.outputs[0])
+            raise _refusal(op.outputs[0])
         return LossTerms(one - other, by_batch)
 
-    def negated(op: Any) -> LossTerms:
+    def negate(op: Any) -> LossTerms:
         losses, by_batch = terms_of(op.inputs[0])
         return LossTerms(-losses, by_batch)
 
-    def multiplied(op: Any) -> LossTerms:
+    def multiply(op: Any) -> LossTerms:
         one, other = op.inputs
-        scale, rest = (one, other) if shared(one) else (other, one)
-        if not shared(scale):
-            raise _refused(op.outputs[0])
+        scale, rest = (one, other) if is_shared(one) else (other, one)
+        if not is_shared(scale):
+            raise _refusal(op.outputs[0])
         losses, by_batch = terms_of(rest)
         return LossTerms(losses * scale, by_batch)
 
-    def divided(op: Any) -> LossTerms:
+    def divide(op: Any) -> LossTerms:
         losses, by_batch = terms_of(op.inputs[0])
         divisor = op.inputs[1]
-        if shared(divisor):
+        if is_shared(divisor):
             return LossTerms(losses / divisor, by_batch)
         each = None if by_batch else _times_batch(walk, divisor)
         if each is None:
-            raise _refused(op.outputs[0])
+            raise _refusal(op.outputs[0])
         return LossTerms(losses / tf.cast(each, losses.dtype), True)
 
     rules: dict[str, Callable[[Any], LossTerms]] = {
-        **dict.fromkeys(_PASSED_ON, passed_on),
-        **dict.fromkeys(("Sum", "Mean"), reduced),
-        **dict.fromkeys(("Add", "AddV2", "AddN"), added),
-        **dict.fromkeys(("RealDiv", "Div", "DivNoNan"), divided),
-        "Cast": cast, "Sub": subtracted, "Neg": negated, "Mul": multiplied,
+        **dict.fromkeys(_PASSED_ON, pass_on),
+        **dict.fromkeys(("Sum", "Mean"), separate),
+        **dict.fromkeys(("Add", "AddV2", "AddN"), add),
+        **dict.fromkeys(("RealDiv", "Div", "DivNoNan"), divide),
+        "Cast": cast, "Sub": subtract, "Neg": negate, "Mul": multiply,
     }  # fmt: skip
     return terms_of(loss).losses
 
@@ -126,7 +126,7 @@ def _times_batch(walk: Walk, divisor: tf.Tensor) -> int | None:
         raise walk.reading.refuse(value.operation, value.reason, value.detail, "what the loss is divided by")
     numbers: SizeArray | None = value.numbers if isinstance(value, Sized) else None
     entries = numbers.sizes if numbers is not None else ()
-    each = entries[0].over(BATCH) if len(entries) == 1 and entries[0] is not None else None
+    each = entries[0].divide_by(BATCH) if len(entries) == 1 and entries[0] is not None else None
     return None if each is None else each.plain
 
 
@@ -135,7 +135,7 @@ def _is_zero(tensor: tf.Tensor) -> bool:
     return constant is not None and not np.any(constant)
 
 
-def _refused(tensor: tf.Tensor) -> NotPrivate:
+def _refusal(tensor: tf.Tensor) -> NotPrivate:
     made = users_line(tensor.op)
     refusal = NotPrivate(
         f"The loss of the batch ends in {tensor.op.type}{f' in {made}' if made else ''}, which is no sum or mean over "

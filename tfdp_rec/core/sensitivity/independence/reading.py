@@ -37,8 +37,8 @@ from tfdp_rec.core.sensitivity.independence.values import (
     Shared,
     Sized,
     Value,
-    numbered,
-    without_numbers,
+    forget_numbers,
+    value_of_numbers,
 )
 
 Rule = Callable[["At"], Any]
@@ -132,19 +132,19 @@ class Reading:
         self.turns = 0  # depth of loops being read: their bodies may run any number of times
         self.unwritten = False  # whether this turn read an unwritten entry of a list
 
-    def captured(self, tensor: Any, operation: Any) -> Value:
+    def value_of_placeholder(self, tensor: Any, operation: Any) -> Value:
         """The value of a graph's placeholder: a variable's, a constant's, or mixed."""
-        outside = _captured(tensor)
+        outside = _find_captured(tensor)
         if outside is None:
             return Mixed(operation, "outside")
         if outside.dtype == tf.resource:
-            return Handle(resource_key(outside), _lengths_held(outside))
+            return Handle(resource_key(outside), _lengths_of_contents(outside))
         small = outside.dtype.is_integer and (outside.shape.num_elements() or 0) <= SizeArray.LIMIT
-        return Shared(SizeArray.of_integers(outside.numpy()) if small else None)
+        return Shared(SizeArray.from_integers(outside.numpy()) if small else None)
 
-    def captured_lengths(self, tensor: Any) -> Lengths | None:
+    def lengths_of_placeholder(self, tensor: Any) -> Lengths | None:
         """The lengths of a captured constant."""
-        outside = _captured(tensor)
+        outside = _find_captured(tensor)
         known = outside is not None and outside.dtype != tf.resource and outside.shape.rank is not None
         return tuple(size(n) for n in outside.shape) if known else None
 
@@ -185,7 +185,7 @@ class Walk:
         """Sets the value of a tensor and the lengths of its axes."""
         self._tensors.append(tensor)
         self._values[id(tensor)] = value
-        self._sizes[id(tensor)] = None if sizes is None else self._named(tensor, value, sizes)
+        self._sizes[id(tensor)] = None if sizes is None else self._name_lengths(tensor, value, sizes)
 
     def leaf(self, tensor: Any, by_example: bool) -> None:
         """Sets the value of a tensor of the batch, whose static shape the step's signature checks."""
@@ -221,7 +221,7 @@ class Walk:
         """Lengths of a tensor's axes; None if their number is unknown."""
         return self._sizes.get(id(tensor))
 
-    def _named(self, tensor: Any, value: Value, sizes: Sequence[Size | None]) -> tuple[Size, ...] | None:
+    def _name_lengths(self, tensor: Any, value: Value, sizes: Sequence[Size | None]) -> tuple[Size, ...] | None:
         """Lengths, with a new letter for each unknown one."""
         if isinstance(value, Sized) and None in sizes:
             return None  # a letter does not depend on the number of examples; this length may
@@ -236,7 +236,7 @@ class Walk:
         for number, (tensor, value) in enumerate(zip(at.op.outputs, values)):
             sizes = at.given.get(number)
             if sizes is None or None in sizes:
-                inferred = inferred or lengths_of_outputs(at.op, *at.for_shape_function())
+                inferred = inferred or lengths_of_outputs(at.op, *at.shape_function_inputs())
                 shape = inferred[number] if number < len(inferred) else None
                 own = None if shape is None else [None if n is None else size(n) for n in shape]
                 sizes = own if sizes is None else sizes if own is None else [a or b for a, b in zip(sizes, own)]
@@ -255,7 +255,7 @@ class Walk:
         ids = getattr(operation, _ROWS_OF, None)
         if ids is not None:
             value, sizes = self.value(ids), self.sizes(ids)
-            self.set(operation.outputs[0], without_numbers(value), None if sizes is None else [*sizes, None])
+            self.set(operation.outputs[0], forget_numbers(value), None if sizes is None else [*sizes, None])
             return
         if is_check(operation):  # a check of this package: its last operation gives 0 or fails, others serve that one
             ends = _is_stateful(operation)
@@ -323,7 +323,7 @@ class At:
             raise Settled(self.mixed("unknown"))
         return [axis % rank for axis in found]
 
-    def followed(self, function: Callable[..., Any]) -> Any:
+    def follow(self, function: Callable[..., Any]) -> Any:
         """The outputs for inputs without examples: `function` gives the numbers, if those of all inputs are known.
 
         Its parameters are the inputs' arrays of `Size`, or of integers for the rule's `arguments`.
@@ -342,7 +342,7 @@ class At:
         if found is None:
             return Shared() if shared else Sized()
         outputs = [_numbers(one) for one in (found if isinstance(found, list) else [found])]
-        values = [Shared(one) if shared else numbered(one) for one in outputs]
+        values = [Shared(one) if shared else value_of_numbers(one) for one in outputs]
         return values if isinstance(found, list) else values[0]
 
     def give(self, value: Value, sizes: Sequence[Size | None] | None = None, output: int = 0) -> Value:
@@ -351,7 +351,7 @@ class At:
             self.given[output] = sizes
         return value
 
-    def for_shape_function(self) -> tuple[list[Any], list[Any]]:
+    def shape_function_inputs(self) -> tuple[list[Any], list[Any]]:
         """(shapes, numbers) of the inputs as plain integers, None where unknown."""
         shapes, numbers = [], []
         for number, sizes in enumerate(self.sizes(n) for n in range(len(self.values))):
@@ -368,7 +368,7 @@ class At:
 
 def _numbers(array: Any) -> SizeArray:
     plain = isinstance(array, np.ndarray) and array.dtype != object
-    return SizeArray.of_integers(array) if plain else SizeArray(np.asarray(array, object))
+    return SizeArray.from_integers(array) if plain else SizeArray(np.asarray(array, object))
 
 
 def _as_tuple(nested: Any) -> Any:
@@ -408,7 +408,7 @@ def _apply(at: At) -> list[Value]:
         values = [at.mixed("length") if isinstance(v, (Shared, Sized)) else v for v in values]
     # Numbers are forgotten unless the rule keeps them; types of fewer bits may hold other numbers.
     keeps = [known.numbers and tensor.dtype in (tf.int32, tf.int64) for tensor in operation.outputs]
-    return [value if keep else without_numbers(value) for value, keep in zip(values, keeps)]
+    return [value if keep else forget_numbers(value) for value, keep in zip(values, keeps)]
 
 
 _ROWS_OF = "_tfdp_rec_rows_of"
@@ -444,18 +444,24 @@ def _functions(operation: Any) -> bool:
     return any(attr.HasField("func") or attr.list.func for attr in operation.node_def.attr.values())
 
 
-def _lengths_held(handle: Any) -> Lengths | None:
+def _lengths_of_contents(handle: Any) -> Lengths | None:
     """The lengths of a variable's contents: TensorFlow refuses to assign others."""
     lengths = lengths_of_handle(handle)
     return None if lengths is None else tuple(None if length < 0 else size(length) for length in lengths)
 
 
-def _captured(tensor: Any) -> Any:
+def _find_captured(tensor: Any) -> Any:
     """The constant or resource that a placeholder of nested graphs stands for, None if it is neither."""
+    found = outermost(tensor)
+    return found if found.dtype == tf.resource or isinstance(found, tf.__internal__.EagerTensor) else None
+
+
+def outermost(tensor: Any) -> Any:
+    """What a placeholder of nested graphs stands for; other tensors are themselves."""
     while not isinstance(tensor, tf.__internal__.EagerTensor):
         outside = {id(inner): outer for outer, inner in getattr(tensor.graph, "captures", ())}
         if id(tensor) not in outside:
-            return tensor if tensor.dtype == tf.resource else None
+            return tensor
         tensor = outside[id(tensor)]
     return tensor
 
@@ -478,11 +484,11 @@ def lengths_of_outputs(operation: Any, shapes: Sequence[Shape], numbers: Sequenc
     node.device = ""
     node.input.extend(f"given_{n}" for n in range(len(shapes)))
     kinds = tuple(tensor.dtype for tensor in operation.inputs)
-    return _inferred(node.SerializeToString(deterministic=True), kinds, tuple(shapes), tuple(numbers))
+    return _infer(node.SerializeToString(deterministic=True), kinds, tuple(shapes), tuple(numbers))
 
 
 @functools.lru_cache(maxsize=1 << 14)
-def _inferred(node: bytes, kinds: tuple[Any, ...], shapes: tuple[Shape, ...], numbers: tuple[Any, ...]) -> Any:
+def _infer(node: bytes, kinds: tuple[Any, ...], shapes: tuple[Shape, ...], numbers: tuple[Any, ...]) -> Any:
     if any(length is not None and length < 0 for shape in shapes for length in shape or ()):
         return ()  # it cannot run
     definition = tf.compat.v1.GraphDef()

@@ -198,7 +198,7 @@ def forward(operation: Any) -> Any:
 
 def users_line(operation: Any) -> str | None:
     """File, line and function of the innermost frame below the private step, outside the libraries."""
-    for frame in reversed(_below(operation)):
+    for frame in reversed(_frames_of_model(operation)):
         if not _is_library(frame.filename):
             return f"{frame.filename}:{frame.lineno} ({frame.name})"
     return None
@@ -206,7 +206,7 @@ def users_line(operation: Any) -> str | None:
 
 def librarys_line(operation: Any) -> str | None:
     """The innermost line of Keras or of this package, without wrappers of operations."""
-    for frame in reversed(_below(operation)):
+    for frame in reversed(_frames_of_model(operation)):
         path = frame.filename
         if path.startswith(_OWN) or (_LIBRARIES[1] in path and not any(part in path for part in _BELOW)):
             short = path.rsplit("site-packages" + os.sep, 1)[-1].replace(os.path.dirname(_OWN[:-1]) + os.sep, "")
@@ -214,7 +214,7 @@ def librarys_line(operation: Any) -> str | None:
     return None
 
 
-def _below(operation: Any) -> list[Any]:
+def _frames_of_model(operation: Any) -> list[Any]:
     """The frames of the model: those below the private step."""
     frames = list(operation.traceback or ())
     inside = [number for number, frame in enumerate(frames) if frame.filename.endswith(_INSIDE)]

@@ -27,7 +27,7 @@ class Size:
     letters: tuple[str, ...] = ()
 
     @property
-    def of_batch(self) -> bool:
+    def has_batch(self) -> bool:
         """Whether B is a factor."""
         return "batch" in self.letters
 
@@ -44,7 +44,7 @@ class Size:
     @property
     def is_held(self) -> bool:
         """Whether 32 bits hold it, by the bounds above."""
-        kinds = len(self.letters), self.of_batch
+        kinds = len(self.letters), self.has_batch
         # Without letters it may be negative: -1 is an axis, or any length.
         return kinds in _HELD and abs(self.number) < _HELD[kinds] and (self.number >= 0 or not self.letters)
 
@@ -53,7 +53,7 @@ class Size:
             return Size(Fraction(0))
         return Size(self.number * other.number, tuple(sorted(self.letters + other.letters)))
 
-    def over(self, other: Size) -> Size | None:
+    def divide_by(self, other: Size) -> Size | None:
         """The quotient, or None if it is no product of letters."""
         if not other.number:
             return None
@@ -104,7 +104,7 @@ class SizeArray:
             self.array[place] = entry if entry is None or entry.is_held else None
 
     @classmethod
-    def of_integers(cls, values: object) -> SizeArray:
+    def from_integers(cls, values: object) -> SizeArray:
         """An array of plain integers."""
         plain = np.asarray(values)
         array = np.empty(plain.shape, object)
@@ -127,9 +127,9 @@ class SizeArray:
         return cls(array)
 
     @property
-    def of_batch(self) -> bool:
+    def has_batch(self) -> bool:
         """Whether an entry may depend on B."""
-        return any(entry is None or entry.of_batch for entry in self.array.flat)
+        return any(entry is None or entry.has_batch for entry in self.array.flat)
 
     @property
     def plain(self) -> np.ndarray | None:

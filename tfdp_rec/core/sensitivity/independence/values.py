@@ -57,7 +57,7 @@ class ByExample(Value):
         """Whether the axis has exactly one entry an example."""
         return self.inner == ONE
 
-    def at(self, axis: int) -> ByExample:
+    def move_to(self, axis: int) -> ByExample:
         """The same on another axis."""
         return ByExample(axis, self.inner)
 
@@ -102,12 +102,12 @@ class Mixed(Value):
     detail: str = ""
 
 
-def numbered(numbers: SizeArray) -> Value:
+def value_of_numbers(numbers: SizeArray) -> Value:
     """The value of a small tensor of whole numbers: sized if B is in it, otherwise shared."""
-    return Sized(numbers) if numbers.of_batch else Shared(numbers)
+    return Sized(numbers) if numbers.has_batch else Shared(numbers)
 
 
-def without_numbers(value: Value) -> Value:
+def forget_numbers(value: Value) -> Value:
     """The same value without numbers."""
     return type(value)() if isinstance(value, (Shared, Sized)) and value.numbers is not None else value
 

@@ -21,8 +21,8 @@ from tfdp_rec.core.sensitivity.independence.values import (
     Shared,
     Sized,
     Value,
+    forget_numbers,
     join,
-    without_numbers,
 )
 
 ENTRY_BY_ENTRY = """
@@ -46,13 +46,13 @@ def elementwise(at: At) -> Value:
     Args:
         at: Operation to give a value.
     """
-    return lined_up(at, range(len(at.values)))
+    return line_up(at, range(len(at.values)))
 
 
 @rule(*IN_MEMORY_ORDER)
-def in_memory_order(at: At) -> Value:
+def match_in_memory_order(at: At) -> Value:
     """Entry by entry in the order of memory: TensorFlow lines no axes up, and may compare numbers of entries alone."""
-    found = lined_up(at, (0, 1))
+    found = line_up(at, (0, 1))
     if not isinstance(found, ByExample):
         return found
     one, other = at.sizes(0) or (), at.sizes(1) or ()
@@ -64,7 +64,7 @@ def in_memory_order(at: At) -> Value:
     return at.give(found, [a if a == b else None for a, b in zip(one, other)])
 
 
-def lined_up(at: At, inputs: Any) -> Value:
+def line_up(at: At, inputs: Any) -> Value:
     """The value of a function of one entry of each of these inputs."""
     values = {n: at.values[n] for n in inputs}
     if any(isinstance(v, Seed) for v in values.values()):  # zero times a seed is no seed
@@ -81,7 +81,7 @@ def _broadcast(at: At, values: dict[int, Value]) -> Value:
     if any(rank is None for rank in ranks.values()):
         return at.mixed("unknown")
     rank = max(r for r in ranks.values() if r is not None)
-    owners = {n: v.at(v.axis + rank - (ranks[n] or 0)) for n, v in values.items() if isinstance(v, ByExample)}
+    owners = {n: v.move_to(v.axis + rank - (ranks[n] or 0)) for n, v in values.items() if isinstance(v, ByExample)}
     if len(owners) + sum(isinstance(v, Shared) for v in values.values()) < len(values):
         return at.mixed("unknown")
     first = next(iter(owners.values()))
@@ -105,7 +105,7 @@ def broadcast_sizes(several: list[tuple[Size, ...]]) -> list[Size | None]:
 
 
 @rule(*PASSED_ON, sizes=True, numbers=True)
-def passed_on(at: At) -> Value:
+def pass_on(at: At) -> Value:
     """The same tensor, with all facts."""
     sizes = at.sizes(0)
     if at.op.type == "EnsureShape" and sizes is not None:  # which fails at a length that it does not name
@@ -125,7 +125,7 @@ def cast(at: At) -> Value:
         return value if whole else at.mixed("seed")
     if not isinstance(value, (Shared, Sized, ByExample)):
         return at.mixed("unknown")
-    return at.give(value if whole else without_numbers(value), at.sizes(0))
+    return at.give(value if whole else forget_numbers(value), at.sizes(0))
 
 
 @rule("IdentityN", sizes=True, mixed=True, apart=True)
@@ -140,7 +140,7 @@ def one_each(at: At) -> list[Value]:
 def select(at: At) -> Value:
     """One or the other, entry by entry. In the older form, a vector of conditions lines up from the left: refused."""
     older = at.op.type == "Select" and at.rank(0) != at.rank(1)
-    return at.mixed("unknown") if older and any(isinstance(v, ByExample) for v in at.values) else lined_up(at, range(3))
+    return at.mixed("unknown") if older and any(isinstance(v, ByExample) for v in at.values) else line_up(at, range(3))
 
 
 @rule("AddN")
@@ -152,7 +152,7 @@ def add_several(at: At) -> Value:
     lists = [v for v in at.values if isinstance(v, ListOf)]
     if lists:  # entry by entry: an entry of the sum is by example if both entries are, and there alike
         return functools.reduce(lambda a, b: join(a, b, at.op), at.values)
-    return lined_up(at, real)
+    return line_up(at, real)
 
 
 @rule("BiasAdd")

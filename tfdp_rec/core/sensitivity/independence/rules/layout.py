@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfdp_rec.core.sensitivity.independence.reading import At, Settled, rule
-from tfdp_rec.core.sensitivity.independence.rules.shapes import of_shape
+from tfdp_rec.core.sensitivity.independence.rules.shapes import fill_shape
 from tfdp_rec.core.sensitivity.independence.sizes import BATCH, ONE, Size, SizeArray, product, size
 from tfdp_rec.core.sensitivity.independence.values import ByExample, Shared, Sized, Value
 
@@ -22,39 +22,41 @@ def reshape(at: At) -> Value:
     """The same entries in the same order."""
     target = at.numbers(1)
     if not isinstance(at.values[0], ByExample):
-        return at.give(at.followed(lambda x, shape: x.reshape(shape)), _believed(target, at.sizes(0)))
+        return at.give(at.follow(lambda x, shape: x.reshape(shape)), _check_target(target, at.sizes(0)))
     value, sizes = at.by_example()
-    lengths = None if target is None else _asked_for(target, sizes)
+    lengths = None if target is None else _complete_target(target, sizes)
     if lengths is None:
         return at.mixed("order")
-    axes = [axis for axis, length in enumerate(lengths) if length.of_batch]
+    axes = [axis for axis, length in enumerate(lengths) if length.has_batch]
     if len(axes) != 1:
         return at.mixed("order")
     axis, length = axes[0], lengths[axes[0]]
-    inner = length.over(BATCH)
-    if inner is None or inner.of_batch or not inner.is_whole or product(sizes[: value.axis]) != product(lengths[:axis]):
+    inner = length.divide_by(BATCH)
+    if inner is None or inner.has_batch or not inner.is_whole:
+        return at.mixed("order")
+    if product(sizes[: value.axis]) != product(lengths[:axis]):
         return at.mixed("order")
     return at.give(ByExample(axis, inner), lengths)
 
 
-def _believed(target: SizeArray | None, sizes: Sequence[Size] | None) -> list[Size | None] | None:
+def _check_target(target: SizeArray | None, sizes: Sequence[Size] | None) -> list[Size | None] | None:
     """The lengths of a reshaped tensor without examples."""
     # TensorFlow's optimizer takes a length that it does not know for the one that the entries fill up. If the shape is
     # then the old one, it removes the reshape, and with it the check that the entries fill up what was asked for.
     if target is None:
         return None
-    lengths = None if sizes is None else _asked_for(target, sizes)
+    lengths = None if sizes is None else _complete_target(target, sizes)
     if lengths is not None and product(lengths) == product(sizes or ()):
         return [*lengths]
     return [None if s is None or s == size(-1) or s.letters else s for s in target.sizes]
 
 
-def _asked_for(target: SizeArray, sizes: Sequence[Size]) -> list[Size] | None:
+def _complete_target(target: SizeArray, sizes: Sequence[Size]) -> list[Size] | None:
     """The lengths that a reshape asks for, with -1 replaced."""
     known = [entry for entry in target.sizes if entry is not None]
     if len(known) < len(target.sizes):
         return None
-    rest = product(sizes).over(product([entry for entry in known if entry != size(-1)]))
+    rest = product(sizes).divide_by(product([entry for entry in known if entry != size(-1)]))
     lengths = [rest if entry == size(-1) else entry for entry in known]
     return None if None in lengths else lengths  # type: ignore[return-value]
 
@@ -63,13 +65,13 @@ def _asked_for(target: SizeArray, sizes: Sequence[Size]) -> list[Size] | None:
 def expand(at: At) -> Value:
     """One more axis, of length one."""
     if not isinstance(at.values[0], ByExample):
-        return at.followed(lambda x, axis: np.expand_dims(x, int(axis.item())))
+        return at.follow(lambda x, axis: np.expand_dims(x, int(axis.item())))
     value, sizes = at.by_example()
     (place,) = at.axes(1, len(sizes) + 1)
-    return at.give(value.at(value.axis + (place <= value.axis)), _inserted(sizes, place, ONE))
+    return at.give(value.move_to(value.axis + (place <= value.axis)), _insert(sizes, place, ONE))
 
 
-def _inserted(sizes: Sequence[Size], axis: int, length: Size) -> list[Size]:
+def _insert(sizes: Sequence[Size], axis: int, length: Size) -> list[Size]:
     return [*sizes[:axis], length, *sizes[axis:]]
 
 
@@ -78,26 +80,26 @@ def squeeze(at: At) -> Value:
     """Named axes of length one are removed; without names, a batch of one would lose its axis: mixed."""
     named = tuple(at.attr("squeeze_dims"))
     if not isinstance(at.values[0], ByExample):
-        return at.followed(lambda x: x.squeeze(named or None))
+        return at.follow(lambda x: x.squeeze(named or None))
     value, sizes = at.by_example()
     axes = {a % len(sizes) for a in named}
-    return at.mixed("order") if not axes or value.axis in axes else _without(at, value, sizes, axes)
+    return at.mixed("order") if not axes or value.axis in axes else _drop_axes(at, value, sizes, axes)
 
 
-def _without(at: At, value: ByExample, sizes: Sequence[Size], axes: set[int], output: int = 0) -> Value:
+def _drop_axes(at: At, value: ByExample, sizes: Sequence[Size], axes: set[int], output: int = 0) -> Value:
     """The value of an output that lacks these axes."""
     kept = [length for axis, length in enumerate(sizes) if axis not in axes]
-    return at.give(value.at(value.axis - sum(a < value.axis for a in axes)), kept, output)
+    return at.give(value.move_to(value.axis - sum(a < value.axis for a in axes)), kept, output)
 
 
 @rule("Transpose", sizes=True, numbers=True, arguments=(1,))
 def transpose(at: At) -> Value:
     """Axes in another order."""
     if not isinstance(at.values[0], ByExample):
-        return at.followed(lambda x, order: x.transpose(order))
+        return at.follow(lambda x, order: x.transpose(order))
     value, sizes = at.by_example()
     order = at.axes(1, len(sizes))
-    return at.give(value.at(order.index(value.axis)), [sizes[a] for a in order])
+    return at.give(value.move_to(order.index(value.axis)), [sizes[a] for a in order])
 
 
 @rule("BroadcastTo", sizes=True, numbers=True, arguments=(1,))
@@ -106,21 +108,21 @@ def broadcast_to(at: At) -> Value:
     target, sizes = at.numbers(1), at.sizes(0)
     if isinstance(at.values[0], Shared):
         if isinstance(at.values[1], Shared):
-            return of_shape(at, target, True, at.numbers(0) if at.rank(0) == 0 else None)
-        return _repeated(at, sizes, target)
+            return fill_shape(at, target, True, at.numbers(0) if at.rank(0) == 0 else None)
+        return _repeat_shared(at, sizes, target)
     value, sizes = at.by_example()
     if target is None:
         return at.mixed("unknown")
     axis = value.axis + len(target.sizes) - len(sizes)
     others = [s for a, s in enumerate(target.sizes) if a != axis]
-    if target.sizes[axis] != sizes[value.axis] or any(s is None or s.of_batch for s in others):
+    if target.sizes[axis] != sizes[value.axis] or any(s is None or s.has_batch for s in others):
         return at.mixed("order")
-    return at.give(value.at(axis), target.sizes)
+    return at.give(value.move_to(axis), target.sizes)
 
 
-def _repeated(at: At, sizes: Sequence[Size] | None, target: SizeArray | None) -> Value:
+def _repeat_shared(at: At, sizes: Sequence[Size] | None, target: SizeArray | None) -> Value:
     """A shared tensor repeated as often as there are examples: by example if it has length one there."""
-    found = of_shape(at, target, False)
+    found = fill_shape(at, target, False)
     if sizes is None or target is None or not isinstance(found, ByExample):
         return at.mixed("size")
     own = found.axis - (len(target.sizes) - len(sizes))
@@ -137,8 +139,8 @@ def tile(at: At) -> Value:
         return at.mixed("size")
     lengths = [length * t for length, t in zip(sizes, times.sizes)]  # type: ignore[operator]
     if isinstance(value, Shared):
-        return _repeated(at, sizes, SizeArray.row(lengths))
-    if not isinstance(value, ByExample) or times.of_batch:
+        return _repeat_shared(at, sizes, SizeArray.row(lengths))
+    if not isinstance(value, ByExample) or times.has_batch:
         return at.mixed("size")
     return at.give(value, lengths) if times.sizes[value.axis] == ONE else at.mixed("order")
 
@@ -148,11 +150,11 @@ def pack(at: At) -> Value:
     """Tensors side by side along a new axis."""
     axis = int(at.attr("axis"))
     if not any(isinstance(v, ByExample) for v in at.values):
-        return at.followed(lambda *parts: np.stack(parts, axis))
+        return at.follow(lambda *parts: np.stack(parts, axis))
     owners = _alike(at, range(len(at.values)))
     value, sizes = owners[0]
     axis %= len(sizes) + 1
-    return at.give(value.at(value.axis + (axis <= value.axis)), _inserted(sizes, axis, size(len(owners))))
+    return at.give(value.move_to(value.axis + (axis <= value.axis)), _insert(sizes, axis, size(len(owners))))
 
 
 def _alike(at: At, numbers: Sequence[int]) -> list[tuple[ByExample, tuple[Size, ...]]]:
@@ -171,12 +173,12 @@ def unpack(at: At) -> Value | list[Value]:
     """Slices along an axis, one by one."""
     axis = int(at.attr("axis"))
     if not isinstance(at.values[0], ByExample):
-        return at.followed(lambda x: list(np.moveaxis(x, axis, 0)))
+        return at.follow(lambda x: list(np.moveaxis(x, axis, 0)))
     value, sizes = at.by_example()
     axis %= len(sizes)
     if axis == value.axis:
         return at.mixed()
-    return [_without(at, value, sizes, {axis}, n) for n in range(len(at.op.outputs))]
+    return [_drop_axes(at, value, sizes, {axis}, n) for n in range(len(at.op.outputs))]
 
 
 @rule("ConcatV2", sizes=True, numbers=True, arguments=(-1,))
@@ -184,7 +186,7 @@ def concat(at: At) -> Value:
     """Tensors one after the other along an axis."""
     count = len(at.values) - 1
     if not any(isinstance(v, ByExample) for v in at.values):
-        return at.followed(lambda *parts: np.concatenate(parts[:-1], int(parts[-1].item())))
+        return at.follow(lambda *parts: np.concatenate(parts[:-1], int(parts[-1].item())))
     owners = _alike(at, range(count))
     value, sizes = owners[0]
     (place,) = at.axes(count, len(sizes))

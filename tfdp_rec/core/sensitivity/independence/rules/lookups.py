@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from tfdp_rec.core.sensitivity.independence.reading import At, rule
-from tfdp_rec.core.sensitivity.independence.rules.elementwise import lined_up
+from tfdp_rec.core.sensitivity.independence.rules.elementwise import line_up
 from tfdp_rec.core.sensitivity.independence.sizes import size
 from tfdp_rec.core.sensitivity.independence.values import ByExample, Handle, Mixed, Shared, Sized, Value
 
@@ -21,8 +21,8 @@ def gather(at: At) -> Value:
     if not isinstance(rows, ByExample) and not isinstance(ids, ByExample):
         places = at.plain(1)
         if places is None or at.attr("batch_dims"):
-            return at.followed(lambda *_: None)
-        return at.followed(lambda x, ids, axis: x.take(np.array(places, int).reshape(ids.shape), axis.item()))
+            return at.follow(lambda *_: None)
+        return at.follow(lambda x, ids, axis: x.take(np.array(places, int).reshape(ids.shape), axis.item()))
     axis, leading = at.plain(2), int(at.attr("batch_dims"))
     sizes, at_ids = at.sizes(0), at.sizes(1)
     if Sized in (type(rows), type(ids)):
@@ -34,11 +34,11 @@ def gather(at: At) -> Value:
     # y has the axes of x before `along`, those of ids behind `batch_dims`, then the rest of x.
     if isinstance(rows, Shared) and isinstance(ids, ByExample):
         kept = ids.axis >= leading
-        return at.give(ids.at(along + ids.axis - leading), lengths) if kept else at.mixed("position")
+        return at.give(ids.move_to(along + ids.axis - leading), lengths) if kept else at.mixed("position")
     if isinstance(rows, ByExample) and isinstance(ids, Shared) and not leading:
         if rows.axis == along:
             return at.mixed("position")
-        return at.give(rows.at(rows.axis + (len(at_ids) - 1) * (rows.axis > along)), lengths)
+        return at.give(rows.move_to(rows.axis + (len(at_ids) - 1) * (rows.axis > along)), lengths)
     if isinstance(rows, ByExample) and isinstance(ids, ByExample):
         own = rows.axis == ids.axis < leading and rows.inner == ids.inner
         return at.give(rows, lengths) if own else at.mixed()
@@ -63,15 +63,15 @@ def one_hot(at: At) -> Value:
     axis = int(at.attr("axis")) % (len(sizes) + 1)
     depth = at.numbers(1)
     lengths = [*sizes[:axis], depth.sizes[0] if depth is not None else None, *sizes[axis:]]
-    return at.give(ids.at(ids.axis + (axis <= ids.axis)), lengths)
+    return at.give(ids.move_to(ids.axis + (axis <= ids.axis)), lengths)
 
 
 @rule("LookupTableFindV2")
-def looked_up(at: At) -> Value:
+def look_up(at: At) -> Value:
     """The entry of a lookup table for each key."""
     if not isinstance(at.values[0], (Handle, Shared)):
         return at.mixed("unknown")
-    return at.give(lined_up(at, (1, 2)), at.sizes(1))
+    return at.give(line_up(at, (1, 2)), at.sizes(1))
 
 
 @rule("UnsortedSegmentSum", arguments=(1, 2))
@@ -81,4 +81,4 @@ def segments(at: At) -> Value:
     count, taken = at.plain(2), at.rank(1)
     if taken is None or rows.axis < taken:
         return at.mixed()
-    return at.give(rows.at(rows.axis - taken + 1), [None if count is None else size(count[0]), *sizes[taken:]])
+    return at.give(rows.move_to(rows.axis - taken + 1), [None if count is None else size(count[0]), *sizes[taken:]])

@@ -22,10 +22,10 @@ from tfdp_rec.core.sensitivity.independence.values import (
     Shared,
     Sized,
     Value,
+    forget_numbers,
     join,
     join_lengths,
-    numbered,
-    without_numbers,
+    value_of_numbers,
 )
 
 _TURNS = 20
@@ -35,7 +35,7 @@ _TURNS = 20
 def call(at: At) -> list[Value]:
     """A function: its body is read with these arguments."""
     values, lengths = _body(at, at.attr("f").name, at.values, _all_lengths(at))
-    return _given(at, values, lengths)
+    return _give_all(at, values, lengths)
 
 
 @rule("While", "StatelessWhile", sizes=True, mixed=True, numbers=True, apart=True)
@@ -55,17 +55,17 @@ def _turns(at: At) -> list[Value]:
         at.reading.unwritten = False
         (decider,), _ = _body(at, condition, known, lengths)
         if not isinstance(decider, Shared):
-            return [_undecided(at, decider)] * len(known)
+            return [_explain_decider(at, decider)] * len(known)
         after, lengths_after = _body(at, body, known, lengths)
         wider = [join(a, b, at.op) for a, b in zip(known, after)]
         longer = [join_lengths(a, b) for a, b in zip(lengths, lengths_after)]
         if wider == known and longer == lengths:
-            return [at.mixed("unknown")] * len(known) if at.reading.unwritten else _given(at, known, lengths)
+            return [at.mixed("unknown")] * len(known) if at.reading.unwritten else _give_all(at, known, lengths)
         known, lengths = wider, longer
     return [at.mixed("branches")] * len(known)
 
 
-def _undecided(at: At, decider: Value) -> Value:
+def _explain_decider(at: At, decider: Value) -> Value:
     return decider if isinstance(decider, Mixed) else at.mixed("size" if isinstance(decider, Sized) else "decides")
 
 
@@ -73,7 +73,7 @@ def _all_lengths(at: At) -> list[Lengths | None]:
     return [at.sizes(number) for number in range(len(at.values))]
 
 
-def _given(at: At, values: list[Value], lengths: Sequence[Lengths | None]) -> list[Value]:
+def _give_all(at: At, values: list[Value], lengths: Sequence[Lengths | None]) -> list[Value]:
     return [at.give(value, several, n) for n, (value, several) in enumerate(zip(values, lengths))]
 
 
@@ -93,7 +93,7 @@ def _body(
 
 
 @rule("TensorListReserve", sizes=True, arguments=(0, 1))
-def reserved_list(at: At) -> Value:
+def reserve_list(at: At) -> Value:
     """A list without written entries; its length must not depend on the number of examples."""
     if not isinstance(at.values[1], Shared):
         return at.mixed("size")
@@ -112,18 +112,18 @@ def list_of_slices(at: At) -> Value:
     value, sizes = at.values[0], at.sizes(0)
     each = None if sizes is None else sizes[1:]
     if isinstance(value, ByExample) and value.axis:
-        return ListOf(value.at(value.axis - 1), each, True, at.numbers(1))
+        return ListOf(value.move_to(value.axis - 1), each, True, at.numbers(1))
     return ListOf(Shared(), each, True, at.numbers(1)) if isinstance(value, Shared) else at.mixed()
 
 
 @rule("TensorListStack", sizes=True, arguments=(1,))
-def stacked_list(at: At) -> Value:
+def stack_list(at: At) -> Value:
     """The list as a tensor, its entries along a new first axis."""
     element, lengths, shared = _entry(at, 1)
     if isinstance(element, ByExample):
         count = int(at.attr("num_elements"))  # TensorFlow checks it
         first = size(count) if count >= 0 else None
-        return at.give(element.at(element.axis + 1), None if lengths is None else [first, *lengths])
+        return at.give(element.move_to(element.axis + 1), None if lengths is None else [first, *lengths])
     return Shared() if isinstance(element, Shared) or shared else at.mixed("branches")
 
 
@@ -136,7 +136,7 @@ def item(at: At) -> Value:
 
 
 @rule("TensorListPopBack", sizes=True, numbers=True, arguments=(1,))
-def popped(at: At) -> list[Value]:
+def pop(at: At) -> list[Value]:
     """The list without its last entry, and that entry, with the numbers that `join` found in all entries."""
     return [at.values[0], _one_entry(at, 1, 1)]
 
@@ -156,7 +156,7 @@ def _entry(at: At, asked: int) -> tuple[Value, Lengths | None, bool]:
     if not isinstance(held, ListOf):
         raise Settled(at.mixed("unknown"))
     element, lengths, shapes = held.element, held.lengths, (held.shape, at.numbers(asked))
-    shared = not any(shape is None or shape.of_batch for shape in shapes)
+    shared = not any(shape is None or shape.has_batch for shape in shapes)
     if isinstance(element, Nothing) or held.written or all(_fits(shape, lengths) for shape in shapes):
         return element, lengths, shared and isinstance(element, Nothing)
     if isinstance(element, Shared) and shared:
@@ -173,23 +173,23 @@ def _fits(shape: SizeArray | None, lengths: Lengths | None) -> bool:
 
 
 @rule("TensorListSetItem", sizes=True, arguments=(1,))
-def with_item(at: At) -> Value:
+def set_item(at: At) -> Value:
     """The list with one entry written."""
-    return _with(at, 2) if isinstance(at.values[1], Shared) else at.mixed("size")
+    return _write_entry(at, 2) if isinstance(at.values[1], Shared) else at.mixed("size")
 
 
 @rule("TensorListPushBack", sizes=True, mixed=True)
-def pushed(at: At) -> Value:
+def push(at: At) -> Value:
     """The list with one entry more."""
-    return _with(at, 1)
+    return _write_entry(at, 1)
 
 
-def _with(at: At, number: int) -> Value:
+def _write_entry(at: At, number: int) -> Value:
     held, value = at.values[0], at.values[number]
     if not isinstance(held, ListOf):
         return held if isinstance(held, Mixed) else at.mixed("unknown")
     if not held.written:
-        value = without_numbers(value)  # an entry that is not written is zeros
+        value = forget_numbers(value)  # an entry that is not written is zeros
     return join(held, ListOf(value, at.sizes(number), held.written, held.shape), at.op)
 
 
@@ -199,4 +199,4 @@ def shape_of_elements(at: At) -> Value:
     held = at.values[0]
     if not isinstance(held, ListOf):
         return at.mixed("unknown")
-    return Sized() if held.shape is None else numbered(held.shape)
+    return Sized() if held.shape is None else value_of_numbers(held.shape)

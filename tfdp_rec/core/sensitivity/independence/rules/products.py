@@ -13,7 +13,7 @@ from tfdp_rec.core.sensitivity.independence.sizes import ONE, Size
 from tfdp_rec.core.sensitivity.independence.values import ByExample, Shared, Value
 
 
-def contracted(at: At, terms: Sequence[str], output: str) -> Value:
+def contract(at: At, terms: Sequence[str], output: str) -> Value:
     """The product of inputs with axes of the letters of `terms`, summed over letters that `output` lacks."""
     owners = [(v, term) for v, term in zip(at.values, terms) if isinstance(v, ByExample)]
     if any(not isinstance(v, (ByExample, Shared)) for v in at.values):
@@ -37,7 +37,7 @@ def contracted(at: At, terms: Sequence[str], output: str) -> Value:
                 return at.mixed("position")
             if sizes.get(name, ONE) == ONE or name == letter and isinstance(value, ByExample):
                 sizes[name] = length
-    return at.give(first.at(output.index(letter)), [sizes[name] for name in output])
+    return at.give(first.move_to(output.index(letter)), [sizes[name] for name in output])
 
 
 @rule("MatMul", "BatchMatMulV2", "Einsum")
@@ -45,7 +45,7 @@ def product(at: At) -> Value:
     """A product of matrices, with leading axes lined up from the right, or by an equation."""
     if any(at.rank(n) is None for n in range(len(at.values))):
         return Shared() if all(isinstance(v, Shared) for v in at.values) else at.mixed("unknown")
-    return contracted(at, *letters(at))
+    return contract(at, *letters(at))
 
 
 def letters(at: At) -> tuple[list[str], str]:
@@ -64,10 +64,10 @@ def _letters_of_an_equation(at: At) -> tuple[list[str], str]:
     terms = left.split(",")
     dots = max((at.rank(n) or 0) - len(t.replace("...", "")) for n, t in enumerate(terms))
     free = [c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in left][:dots]
-    return [_spelled(t, (at.rank(n) or 0), free) for n, t in enumerate(terms)], output.replace("...", "".join(free))
+    return [_spell_out(t, (at.rank(n) or 0), free) for n, t in enumerate(terms)], output.replace("...", "".join(free))
 
 
-def _spelled(term: str, rank: int, free: list[str]) -> str:
+def _spell_out(term: str, rank: int, free: list[str]) -> str:
     missing = rank - len(term.replace("...", ""))
     return term.replace("...", "".join(free[len(free) - missing :]) if missing else "")
 
@@ -93,6 +93,6 @@ def convolution_gradient(at: At) -> Value:
     if not isinstance(value, ByExample) or value.axis:
         return at.mixed()
     lengths = () if numbers is None else numbers.sizes
-    if len(lengths) != 4 or any(length is None or length.of_batch for length in lengths[1:]):
+    if len(lengths) != 4 or any(length is None or length.has_batch for length in lengths[1:]):
         return at.mixed("size")
     return at.give(value, lengths)

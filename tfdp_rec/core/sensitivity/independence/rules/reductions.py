@@ -17,11 +17,11 @@ def reduction(at: At) -> Value:
     if at.attr("keep_dims"):
         return at.give(value, [ONE if a in gone else s for a, s in enumerate(sizes)])
     kept = [s for a, s in enumerate(sizes) if a not in gone]
-    return at.give(value.at(value.axis - sum(a < value.axis for a in gone)), kept)
+    return at.give(value.move_to(value.axis - sum(a < value.axis for a in gone)), kept)
 
 
 @rule("Cumsum", arguments=(1,))
-def cumulated(at: At) -> Value:
+def cumulate(at: At) -> Value:
     """y[b, t, ·] = Σ x[b, s, ·] over s ≤ t, or s ≥ t, along another axis than the examples'."""
     value, sizes = at.by_example()
     return at.mixed() if value.axis in at.axes(1, len(sizes)) else at.give(value, sizes)

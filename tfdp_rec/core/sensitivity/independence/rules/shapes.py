@@ -13,10 +13,10 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.core.sensitivity.independence.reading import At, rule
-from tfdp_rec.core.sensitivity.independence.rules.elementwise import elementwise, lined_up
+from tfdp_rec.core.sensitivity.independence.rules.elementwise import elementwise, line_up
 from tfdp_rec.core.sensitivity.independence.rules.reductions import reduction
 from tfdp_rec.core.sensitivity.independence.sizes import BATCH, ONE, Size, SizeArray, product, size
-from tfdp_rec.core.sensitivity.independence.values import ByExample, Mixed, Seed, Shared, Sized, Value, numbered
+from tfdp_rec.core.sensitivity.independence.values import ByExample, Mixed, Seed, Shared, Sized, Value, value_of_numbers
 
 
 @rule("Const", numbers=True)
@@ -25,7 +25,7 @@ def constant(at: At) -> Value:
     shape = tf.TensorShape(at.attr("value").tensor_shape)
     value = Shared()
     if at.op.outputs[0].dtype.is_integer and (shape.num_elements() or 0) <= SizeArray.LIMIT:
-        numbers = SizeArray.of_integers(tf.make_ndarray(at.attr("value")))
+        numbers = SizeArray.from_integers(tf.make_ndarray(at.attr("value")))
         value = Shared(None if None in numbers.sizes else numbers)
     return at.give(value, [size(n) for n in shape])
 
@@ -46,17 +46,17 @@ def _shape(at: At, number: int) -> Value:
         return value
     if sizes is None:
         return Sized() if not isinstance(value, Shared) else Shared()
-    return numbered(SizeArray.scalar(product(sizes)) if at.op.type == "Size" else SizeArray.row(sizes))
+    return value_of_numbers(SizeArray.scalar(product(sizes)) if at.op.type == "Size" else SizeArray.row(sizes))
 
 
-def _over(one: Size, other: Size) -> Size | None:
+def _divide(one: Size, other: Size) -> Size | None:
     if one.plain is not None and other.plain:
         return size(one.plain // other.plain)
-    quotient = one.over(other)
+    quotient = one.divide_by(other)
     return quotient if quotient is not None and quotient.is_whole else None
 
 
-def _of_a_seed(at: At) -> Value:
+def _follow_seed(at: At) -> Value:
     """A seed times 1, or below a number so large that all seeds remain, is a seed; plus a number, the next one."""
     seeds = [v for v in at.values if isinstance(v, Seed)]
     others = [n for n, v in enumerate(at.values) if isinstance(v, Shared)]
@@ -107,7 +107,7 @@ _ARITHMETIC: dict[str, Callable[[Size, Size], Size | None]] = {
     "Mul": lambda a, b: a * b,
     "AddV2": _add,
     "Sub": _subtract,
-    "FloorDiv": _over,
+    "FloorDiv": _divide,
     "Maximum": _larger,
     "Minimum": _plain(min),
     "FloorMod": _plain(lambda a, b: a % b if b else 0),
@@ -118,11 +118,11 @@ _ARITHMETIC: dict[str, Callable[[Size, Size], Size | None]] = {
 def arithmetic(at: At) -> Value:
     """Arithmetic of followed numbers; otherwise entry by entry."""
     if any(isinstance(v, Seed) for v in at.values):
-        return _of_a_seed(at)
+        return _follow_seed(at)
     if any(isinstance(v, Sized) for v in at.values) or all(isinstance(v, Shared) for v in at.values):
         function = _ARITHMETIC.get(at.op.type)
-        return at.followed(lambda *arrays: None if function is None else _each(function, *arrays))
-    return lined_up(at, range(len(at.values)))
+        return at.follow(lambda *arrays: None if function is None else _each(function, *arrays))
+    return line_up(at, range(len(at.values)))
 
 
 def _each(function: Callable[[Size, Size], Size | None], *arrays: np.ndarray) -> np.ndarray:
@@ -143,16 +143,16 @@ _COMPARISONS = (
 @rule(*_COMPARISONS, sizes=True)
 def comparison(at: At) -> Value:
     """Entry by entry; of sizes and shared values alone, a value made of sizes."""
-    return _of_sizes(at) or elementwise(at)
+    return _compare_sizes(at) or elementwise(at)
 
 
 @rule("All", "Any", sizes=True, arguments=(1,))
 def quantifier(at: At) -> Value:
     """A reduction; of sizes and shared values alone, a value made of sizes."""
-    return _of_sizes(at) or reduction(at)
+    return _compare_sizes(at) or reduction(at)
 
 
-def _of_sizes(at: At) -> Value | None:
+def _compare_sizes(at: At) -> Value | None:
     if not any(isinstance(v, Sized) for v in at.values):
         return None
     return Sized() if all(isinstance(v, (Shared, Sized)) for v in at.values) else at.mixed("size")
@@ -165,18 +165,18 @@ def product_or_largest(at: At) -> Value:
     if numbers is not None and numbers.array.ndim == 1 and axes in ([0], [-1]) and None not in numbers.sizes:
         if at.op.type == "Prod":
             total = product(numbers.sizes)  # type: ignore[arg-type]
-            return numbered(SizeArray.row([total]) if keep else SizeArray.scalar(total))
-        if numbers.of_batch and not keep and len(set(numbers.sizes)) == 1:
-            return numbered(SizeArray.scalar(numbers.sizes[0]))
+            return value_of_numbers(SizeArray.row([total]) if keep else SizeArray.scalar(total))
+        if numbers.has_batch and not keep and len(set(numbers.sizes)) == 1:
+            return value_of_numbers(SizeArray.scalar(numbers.sizes[0]))
     return Sized() if any(isinstance(v, Sized) for v in at.values) else reduction(at)
 
 
 @rule("Range", sizes=True, numbers=True, arguments=(0, 1, 2))
-def counting(at: At) -> Value:
+def count(at: At) -> Value:
     """0, 1, 2, ... up to a shared limit. Up to the number of examples, these are places in the batch: mixed."""
     if any(isinstance(v, Sized) for v in at.values):
         return at.mixed("position")
-    return at.followed(_range)
+    return at.follow(_range)
 
 
 def _range(start: np.ndarray, stop: np.ndarray, step: np.ndarray) -> np.ndarray | None:
@@ -185,7 +185,7 @@ def _range(start: np.ndarray, stop: np.ndarray, step: np.ndarray) -> np.ndarray 
 
 
 @rule("BroadcastGradientArgs", sizes=True, numbers=True, arguments=(0, 1))
-def summed_axes(at: At) -> Any:
+def broadcast_axes(at: At) -> Any:
     """The axes over which a gradient is summed: those along which broadcasting repeated an operand."""
     one, other = at.numbers(0), at.numbers(1)
     if one is None or other is None or any(_may_be_one(length) for length in (*one.sizes, *other.sizes)):
@@ -196,9 +196,9 @@ def summed_axes(at: At) -> Any:
     pairs = list(zip(*several))
     unlike = len(one.sizes) != len(other.sizes) or any(ONE in pair and pair[0] != pair[1] for pair in pairs)
     if one != other and not unlike and (ONE, ONE) in pairs:
-        return at.followed(lambda *_: None)
+        return at.follow(lambda *_: None)
     axes = [[n for n in range(rank) if sizes[n] == ONE and one != other] for sizes in several]
-    return [Shared(SizeArray.of_integers(np.array(found, np.int64))) for found in axes]
+    return [Shared(SizeArray.from_integers(np.array(found, np.int64))) for found in axes]
 
 
 def _may_be_one(length: Size | None) -> bool:
@@ -207,7 +207,7 @@ def _may_be_one(length: Size | None) -> bool:
 
 
 @rule("DynamicStitch", sizes=True, numbers=True)
-def stitched(at: At) -> Value:
+def stitch(at: At) -> Value:
     """Numbers put into places: part of the shape of a reduction's gradient."""
     half = len(at.values) // 2
     places = [at.plain(n) or [] for n in range(half)]
@@ -215,7 +215,7 @@ def stitched(at: At) -> Value:
     if not named or named != set(range(len(named))):  # a place without a number holds what was in memory before
         return at.mixed("unknown")
 
-    def put(*arrays: np.ndarray) -> np.ndarray | None:
+    def fill_places(*arrays: np.ndarray) -> np.ndarray | None:
         if any(numbers.ndim > 1 for numbers in arrays[half:]):
             return None
         found: dict[int, Any] = {}
@@ -223,13 +223,13 @@ def stitched(at: At) -> Value:
             found.update(zip(several, numbers.flat))
         return SizeArray.row([found[place] for place in range(len(named))]).array
 
-    return at.followed(put)
+    return at.follow(fill_places)
 
 
 @rule("InvertPermutation", numbers=True, arguments=(0,))
 def inverse(at: At) -> Value:
     """The permutation that undoes one."""
-    return at.followed(np.argsort)
+    return at.follow(np.argsort)
 
 
 @rule("ConcatOffset", sizes=True, numbers=True)
@@ -246,18 +246,18 @@ def offsets(at: At) -> Any:
             start = None if start is None or shape[axis[0]] is None else _add(start, shape[axis[0]])  # type: ignore[assignment,index]
         return found
 
-    return at.followed(lambda *arrays: None if axis is None else begins(*arrays))
+    return at.follow(lambda *arrays: None if axis is None else begins(*arrays))
 
 
 @rule("Fill", sizes=True, numbers=True, arguments=(0,))
-def filled(at: At) -> Value:
+def fill(at: At) -> Value:
     """One shared value everywhere: by example along the axis that has the batch's length."""
     if not isinstance(at.values[1], Shared):
         return at.mixed("size" if isinstance(at.values[1], Sized) else "mixes")
-    return of_shape(at, at.numbers(0), isinstance(at.values[0], Shared), numbers=at.numbers(1))
+    return fill_shape(at, at.numbers(0), isinstance(at.values[0], Shared), numbers=at.numbers(1))
 
 
-def of_shape(at: At, shape: SizeArray | None, shared: bool, numbers: SizeArray | None = None) -> Value:
+def fill_shape(at: At, shape: SizeArray | None, shared: bool, numbers: SizeArray | None = None) -> Value:
     """The value of a constant or of noise in a tensor of this shape: by example along the axis with B."""
     if shared:
         plain = None if shape is None else shape.plain
@@ -268,8 +268,8 @@ def of_shape(at: At, shape: SizeArray | None, shared: bool, numbers: SizeArray |
         return at.give(Shared(), shape.sizes if shape is not None else None)
     if shape is None or None in shape.sizes:
         return at.mixed("size")
-    axes = [axis for axis, length in enumerate(shape.sizes) if length.of_batch]  # type: ignore[union-attr]
-    inner = shape.sizes[axes[0]].over(BATCH) if len(axes) == 1 else None  # type: ignore[union-attr]
-    if inner is None or inner.of_batch or not inner.is_whole:
+    axes = [axis for axis, length in enumerate(shape.sizes) if length.has_batch]  # type: ignore[union-attr]
+    inner = shape.sizes[axes[0]].divide_by(BATCH) if len(axes) == 1 else None  # type: ignore[union-attr]
+    if inner is None or inner.has_batch or not inner.is_whole:
         return at.mixed("size")
     return at.give(ByExample(axes[0], inner=inner), shape.sizes)

@@ -62,7 +62,7 @@ def _entries(at: At, number: int) -> Any:
 def strided_slice(at: At) -> Value:
     """`x[a:b:c, ..., None, 3]`."""
     if not isinstance(at.values[0], ByExample):
-        return at.followed(lambda x, *bounds: x[_index(at, x.ndim, *bounds)])
+        return at.follow(lambda x, *bounds: x[_index(at, x.ndim, *bounds)])
     value, sizes = at.by_example()
     strides = _entries(at, 3)
     if strides is None:
@@ -79,7 +79,7 @@ def strided_slice(at: At) -> Value:
             return at.mixed("size")
         if item.kind != "one":
             lengths.append(ONE if item.axis is None else sizes[item.axis] if whole else None)
-    return at.mixed("unknown") if axis is None else at.give(value.at(axis), lengths)
+    return at.mixed("unknown") if axis is None else at.give(value.move_to(axis), lengths)
 
 
 def _is_fixed(at: At, item: _Item) -> bool:
@@ -87,7 +87,7 @@ def _is_fixed(at: At, item: _Item) -> bool:
     if not any(isinstance(v, Sized) for v in at.values[1:4]):
         return True
     bounds = [_entries(at, n) for n in (1, 2, 3)]
-    return all(b is not None and b[item.place] is not None and not b[item.place].of_batch for b in bounds)
+    return all(b is not None and b[item.place] is not None and not b[item.place].has_batch for b in bounds)
 
 
 def _index(at: At, rank: int, begin: Any, end: Any, strides: Any) -> tuple[Any, ...]:
@@ -109,7 +109,7 @@ def strided_slice_gradient(at: At) -> Value:
     value, _ = at.by_example(4)
     if shape is None or None in shape.sizes or strides is None:
         return at.mixed("unknown")
-    axes = [a for a, s in enumerate(shape.sizes) if s.of_batch]  # type: ignore[union-attr]
+    axes = [a for a, s in enumerate(shape.sizes) if s.has_batch]  # type: ignore[union-attr]
     kept = [item for item in _items(at, len(shape.sizes), len(strides)) if item.kind != "one"]
     here = kept[value.axis] if value.axis < len(kept) else None
     if len(axes) != 1 or here is None or here.axis != axes[0] or not _is_whole(at, here, shape.sizes):
@@ -119,21 +119,21 @@ def strided_slice_gradient(at: At) -> Value:
     others = [item for item in _items(at, len(shape.sizes), len(strides)) if item.axis not in (None, axes[0])]
     if not all(_is_whole(at, item, shape.sizes) or _is_fixed(at, item) for item in others):
         return at.mixed("size")
-    return at.give(value.at(axes[0]), shape.sizes)
+    return at.give(value.move_to(axes[0]), shape.sizes)
 
 
 @rule("Slice", sizes=True, numbers=True, arguments=(1, 2))
-def sliced(at: At) -> Value:
+def take_block(at: At) -> Value:
     """A block: from `begin`, of lengths `size` (-1: to the end)."""
     if not isinstance(at.values[0], ByExample):
-        return at.followed(_block)
+        return at.follow(_block)
     value, sizes = at.by_example()
     begin, lengths, axis = _entries(at, 1), _entries(at, 2), value.axis
     if begin is None or lengths is None:
         return at.mixed("unknown")
     if begin[axis] != size(0) or lengths[axis] not in (size(-1), sizes[axis]):
         return at.mixed("position")
-    if any(e is None or e.of_batch for a in range(len(sizes)) if a != axis for e in (begin[a], lengths[a])):
+    if any(e is None or e.has_batch for a in range(len(sizes)) if a != axis for e in (begin[a], lengths[a])):
         return at.mixed("size")
     return at.give(value, [sizes[a] if a == axis else None if n == size(-1) else n for a, n in enumerate(lengths)])
 

@@ -11,18 +11,19 @@ different shapes would share noise between examples), new at every step and secr
 from __future__ import annotations
 
 from tfdp_rec.core.sensitivity.independence.reading import At, rule
-from tfdp_rec.core.sensitivity.independence.rules.shapes import of_shape
+from tfdp_rec.core.sensitivity.independence.rules.shapes import fill_shape
 from tfdp_rec.core.sensitivity.independence.values import ByExample, Handle, Seed, Shared, Value
 
 
 @rule("Placeholder", numbers=True)
-def given(at: At) -> Value:
+def read_placeholder(at: At) -> Value:
     """An input of a graph: a variable or constant; otherwise mixed."""
-    return at.give(at.reading.captured(at.op.outputs[0], at.op), at.reading.captured_lengths(at.op.outputs[0]))
+    (output,) = at.op.outputs
+    return at.give(at.reading.value_of_placeholder(output, at.op), at.reading.lengths_of_placeholder(output))
 
 
 @rule("PlaceholderWithDefault", sizes=True, mixed=True, numbers=True)
-def replaced(at: At) -> Value:
+def read_default(at: At) -> Value:
     """The same tensor; its declared shape is not believed."""
     return at.give(at.values[0], at.sizes(0))
 
@@ -85,7 +86,7 @@ def from_seed(at: At) -> Value:
     fit = isinstance(key, (Seed, Shared)) and isinstance(counter, (Seed, Shared)) and not any(s.next for s in seeds)
     if not fit or not all(isinstance(v, Shared) for v in others):
         return at.mixed("seed")
-    found = of_shape(at, at.numbers(0), isinstance(at.values[0], Shared))
+    found = fill_shape(at, at.numbers(0), isinstance(at.values[0], Shared))
     if isinstance(found, ByExample) and not isinstance(key, Seed):
         return at.mixed("seed")
     draws = frozenset().union(*(seed.draws for seed in seeds))
