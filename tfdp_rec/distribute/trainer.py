@@ -259,7 +259,6 @@ class ParameterServerTrainer:
         for id, entry in self._attempts.paid_entries().items():
             self._optimizer.privacy_history.add_entry(entry, id)
         self._optimizer.iterations.assign(self._attempts.count)
-        self._optimizer.privacy_history.note_restore()
         self._resumed, self._saved = True, self._attempts.count
         return self._attempts.count
 
