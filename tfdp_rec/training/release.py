@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-import weakref
 from collections.abc import Iterator
 from typing import Any, Protocol
 
@@ -55,7 +54,6 @@ _LOGS_ONLY = (
 
 _ONE_THREAD = threading.RLock()  # of the thread that trains privately
 _ONE_WRITER = threading.RLock()  # of the thread whose listeners act
-_LISTENED = weakref.WeakSet[Any]()  # the guards that have had a listener
 
 
 class Listener(Protocol):
@@ -208,7 +206,7 @@ class ReleaseGuard:
 
     def _on_these_weights(self) -> list[ReleaseGuard]:
         # This guard, and those of models that train some of the same weights and may be listened to.
-        variables = [*self._guarded, *(self.model.trainable_variables if _LISTENED else ())]
+        variables = [*self._guarded, *self.model.trainable_variables]
         found = {id(self): self}
         for debts in map(debts_of, variables):
             found |= {id(release): release for release in debts.releases} if isinstance(debts, Debts) else {}
@@ -238,7 +236,6 @@ class ReleaseGuard:
     def listen(self, listener: Listener) -> None:
         """Has a listener act before every release from now on, as long as it is needed."""
         self._listeners[listener.place] = listener
-        _LISTENED.add(self)
         if self.model.optimizer.built:
             self._keep_weights(self.model.optimizer)
         self._allow_steps()
