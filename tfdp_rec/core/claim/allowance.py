@@ -17,14 +17,9 @@ from tfdp_rec.core.claim.meter import Meter
 
 
 class Allowance:
-    """The steps of one optimizer at a time that fit a target, with all else that an accountant counts.
+    """The steps of one optimizer at a time that fit a target, with all else that an accountant counts."""
 
-    Args:
-        accountant: Accountant, which follows the optimizer or its model.
-        target: Budget ε, at the accountant's δ.
-        steps: Largest number of steps of the accountant in all, whatever ε allows; None for no such limit.
-        in_fit: Whether a fit keeps it.
-    """
+    # `steps` are the accountant's in all, whatever ε allows; None for no such limit. A fit keeps it, if `in_fit`.
 
     def __init__(self, accountant: Accountant, target: float, steps: int | None = None, in_fit: bool = False):
         self.accountant, self.target, self.steps = accountant, target, steps
@@ -74,16 +69,8 @@ class Allowance:
         self._unpaid, self._priced = left - paid, self._state()
 
     def pay(self, optimizer: Any, steps: int, block: float = math.inf) -> None:
-        """Pays for the next `steps` steps, if they are not paid for, and opens the gate for them.
-
-        Args:
-            optimizer: Optimizer that makes them.
-            steps: Number of steps.
-            block: Largest number of steps to pay for at once, which a crash would lose, unless `steps` are more.
-
-        Raises:
-            ValueError: They would exceed the budget; nothing was paid.
-        """
+        """Pays for the next steps, and opens the gate for them; `ValueError` if they would exceed the budget."""
+        # A crash would lose what is paid ahead: no more than `block` steps, unless `steps` are more.
         left = self.left(optimizer)
         if left < steps:
             raise ValueError(self._overspending(steps))

@@ -281,15 +281,8 @@ class Meter:
         return max(0, int(self._left.numpy()))
 
     def open(self, steps: int, sampling: str, id: str = "", in_fit: bool = False) -> None:
-        """Opens the gate for so many steps, on batches of the sampling of a name.
-
-        Args:
-            steps: Number of steps.
-            sampling: Name of the sampling.
-            id: Id under which they are counted, that of their payment; by default any.
-            in_fit: Whether a fit keeps a budget until `lift`, which closes the gate of all other meters of these
-                weights.
-        """
+        """Opens the gate for so many steps on batches of a sampling, counted under the id of their payment."""
+        # A fit keeps its budget until `lift`: till then the gate of all other meters of these weights is closed.
         for meter in self.related if in_fit else ():
             meter._left.assign(0)
         self.is_kept, self._priced = in_fit, (sampling, id)
@@ -325,17 +318,10 @@ class Meter:
 
 
 class Counter:
-    """An entry that still grows.
+    """An entry that still grows."""
 
-    Args:
-        event: Function that gives the event of a step.
-        variables: Number of steps, and whether a step is allowed.
-        sampling: State of the sampling that draws the batches.
-        name: Name of that sampling; None if none draws the batches.
-        void: Reason why the steps have no guarantee.
-        label: Name of an ordinary optimizer.
-        ordinary: Whether the steps are an ordinary optimizer's.
-    """
+    # `variables` hold the number of steps, and whether a step is allowed; `name` is that of the sampling, and None if
+    # none draws the batches.
 
     def __init__(
         self, event: Callable[[], DpEvent], variables: list[tf.Variable], sampling: Any = None,

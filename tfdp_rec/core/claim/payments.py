@@ -129,12 +129,8 @@ class Payments:
     # Reading.
 
     def entries(self, carried: Entries | None = None, goes_on: Iterable[str] = ()) -> Entries:
-        """All that was paid for, as entries.
-
-        Args:
-            carried: Entries of models, whose number of steps counts for a plan of noise, which was paid for as a whole.
-            goes_on: Ids of entries of which only what is carried is begun; the steps ahead of it are paid for as well.
-        """
+        """All that was paid for, as entries, less the steps that are still ahead."""
+        # Of the entries that go on, and of plans, which are paid for as a whole, what models carry was begun.
         found, carried = Entries(), carried or Entries()
         for paid, entry in self._lines():
             line = f"line {paid.number}"
