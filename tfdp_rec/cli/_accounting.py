@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from dp_accounting import DpEvent, GaussianDpEvent
-
 from tfdp_rec.core.claim.accountant import Accountant
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent
 from tfdp_rec.core.claim.schemes import PoissonSampling
 from tfdp_rec.core.claim.statement import rounded_up
 from tfdp_rec.settings import whole

@@ -6,10 +6,9 @@ import argparse
 import math
 import sys
 
-from dp_accounting import GaussianDpEvent
-
 from tfdp_rec.cli import _accounting
 from tfdp_rec.core.claim.calibration import calibrate_noise
+from tfdp_rec.core.claim.events import GaussianDpEvent
 
 HELP = """\
   tfdp-rec calibrate --epsilon 8 --units 110794 --batch-size 1024 \\

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from dp_accounting import ComposedDpEvent, GaussianDpEvent
-
 from tfdp_rec.cli import _accounting
+from tfdp_rec.core.claim.events import ComposedDpEvent, GaussianDpEvent
 
 HELP = """\
   tfdp-rec epsilon --noise-multiplier 1.0 --units 110794 --batch-size 1024 \\

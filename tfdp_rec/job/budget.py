@@ -30,10 +30,15 @@ import functools
 import math
 from collections.abc import Sequence
 
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NoOpDpEvent, SelfComposedDpEvent
-
 from tfdp_rec.core.claim.composition import epsilon_of
-from tfdp_rec.core.claim.events import FailingDpEvent
+from tfdp_rec.core.claim.events import (
+    ComposedDpEvent,
+    DpEvent,
+    FailingDpEvent,
+    GaussianDpEvent,
+    NoOpDpEvent,
+    SelfComposedDpEvent,
+)
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.core.claim.ledger import Chain, Ledger, Payment
 from tfdp_rec.core.claim.statement import rounded_up

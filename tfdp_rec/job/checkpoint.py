@@ -35,8 +35,7 @@ import pathlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from dp_accounting import DpEvent
-
+from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.claim.ledger import Ledger, Mark, Snapshot, read
 from tfdp_rec.core.ground import interruption
 from tfdp_rec.core.ground.files import Path, hold, let_go, remove, unheld, writing

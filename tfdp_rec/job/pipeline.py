@@ -26,10 +26,10 @@ from typing import Any, cast
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 
 from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 from tfdp_rec.core.claim.schemes import PoissonSampling
 from tfdp_rec.core.claim.statement import Statement, rounded_up
 from tfdp_rec.core.ground.files import replacing

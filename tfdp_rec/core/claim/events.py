@@ -18,7 +18,15 @@ from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import dp_accounting
-from dp_accounting import DpEvent
+from dp_accounting import (  # noqa: F401  (the events that other rooms name)
+    ComposedDpEvent,
+    DpEvent,
+    GaussianDpEvent,
+    NonPrivateDpEvent,
+    NoOpDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
 
 REPLACE = "replace-one"
 """Relation of data sets of which one has another item, or label, in the place of one of the other's."""

@@ -15,11 +15,11 @@ from typing import Any
 import keras
 import numpy as np
 import tensorflow as tf
-from dp_accounting import NoOpDpEvent
 
 from tfdp_rec import mechanisms
 from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.entries import Entries, Entry, Use
+from tfdp_rec.core.claim.events import NoOpDpEvent
 from tfdp_rec.core.claim.ledger import Ledger
 from tfdp_rec.core.claim.payments import Payments
 from tfdp_rec.core.claim.schemes import Sampling
