@@ -9,9 +9,9 @@ Example:
     ...     rates: tuple[float, ...] = option((1.0,), "learning rates to try", POSITIVE)
     >>> parser = argparse.ArgumentParser()
     >>> add_options(parser, Sizes)
-    >>> chosen(parser.parse_args("--rates 0.1 0.2".split()), Sizes(steps=60))
+    >>> choose(parser.parse_args("--rates 0.1 0.2".split()), Sizes(steps=60))
     Sizes(steps=60, rates=(0.1, 0.2))
-    >>> chosen(parser.parse_args("--steps 0".split()), Sizes())
+    >>> choose(parser.parse_args("--steps 0".split()), Sizes())
     Traceback (most recent call last):
     ValueError: --steps must be positive, got 0.
 """
@@ -79,11 +79,11 @@ def add_options(parser: argparse.ArgumentParser, settings: type) -> None:
         kind = typing.get_args(hint)[0] if several else hint
         words, more = known["words"], dict[str, Any]()
         if field.default not in (None, "", False, ()):
-            words += f" (default: {_shown(field.default)})"
+            words += f" (default: {_show(field.default)})"
         if kind is bool:
             more = {"action": argparse.BooleanOptionalAction if field.default else "store_true"}
         else:
-            more = {"type": whole if kind is int else kind, "choices": known["choices"], "metavar": known["metavar"]}
+            more = {"type": integer if kind is int else kind, "choices": known["choices"], "metavar": known["metavar"]}
             more |= {"nargs": known["several"], "action": "extend"} if several else {}
         words = words.replace("%", "%%")
         groups[known["group"]].add_argument(flag(field.name), default=None, help=words, **more)
@@ -99,11 +99,11 @@ def arguments(settings: Any, constructor: str) -> dict[str, Any]:
     return found
 
 
-def whole(text: str) -> int:
+def integer(text: str) -> int:
     """A whole number as people write it: 100000 or 1e5.
 
     Example:
-        >>> whole("1e5"), whole("12")
+        >>> integer("1e5"), integer("12")
         (100000, 12)
     """
     try:
@@ -115,12 +115,12 @@ def whole(text: str) -> int:
     return int(value)
 
 
-whole.__name__ = "int"  # as argparse's errors call it
+integer.__name__ = "int"  # as argparse's errors call it
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     if isinstance(value, tuple):
-        return " ".join(map(_shown, value))
+        return " ".join(map(_show, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -129,7 +129,7 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def chosen(args: argparse.Namespace, base: AnySettings) -> AnySettings:
+def choose(args: argparse.Namespace, base: AnySettings) -> AnySettings:
     """The settings with what was given on the command line; `base` holds where nothing was given."""
     given = {}
     for field in dataclasses.fields(base):  # type: ignore[arg-type]

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from experiments.adafest.settings import Grid, Sizes, defaults
-from tfdp_rec.settings import add_options, chosen
+from tfdp_rec.settings import add_options, choose
 
 HELP = """\
   python -m experiments.adafest --quick                    clicks at epsilon 1: ten minutes on two cores
@@ -82,7 +82,7 @@ def parts(args: argparse.Namespace) -> list[str]:
 def settings(args: argparse.Namespace) -> tuple[Sizes, Grid]:
     """The sizes of a training and the grid of trainings that were asked for."""
     sizes, grid = defaults(args.task, args.quick)
-    return chosen(args, sizes), chosen(args, grid)
+    return choose(args, sizes), choose(args, grid)
 
 
 def make_problem(task: str, data: str | None, sizes: Any) -> Any:

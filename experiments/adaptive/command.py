@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 
 from experiments.adaptive.settings import Grid, Sizes
-from tfdp_rec.settings import add_options, chosen
+from tfdp_rec.settings import add_options, choose
 
 HELP = """\
   python -m experiments.adaptive                     twenty minutes on one core
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from experiments.adaptive.trainings import Trainings, report
     from experiments.study import Study
 
-    sizes, grid = chosen(args, Sizes()), chosen(args, Grid())
+    sizes, grid = choose(args, Sizes()), choose(args, Grid())
     study = Study(args.out, dataclasses.asdict(sizes))
     study.report(report(Trainings(sizes, study), grid))
     return 0

@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from experiments.clicks.settings import Grid, Sizes
-from tfdp_rec.settings import add_options, chosen
+from tfdp_rec.settings import add_options, choose
 
 HELP = """\
   python -m experiments.clicks generated                                generated displays of Criteo's schema
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains what is missing, then writes results.json, the plot and report.md."""
-    sizes, grid = chosen(args, Sizes()), chosen(args, Grid())
+    sizes, grid = choose(args, Sizes()), choose(args, Grid())
     if sizes.per_user and sizes.rows_alone:
         raise ValueError("--per-user and --rows-alone are two kinds of units: leave one out.")
     from experiments.clicks import report

@@ -10,7 +10,7 @@ from typing import Any
 from experiments import tables
 from experiments.eana import command
 from tfdp_rec.mechanisms import dp_sgd, eana, lazy_dp_sgd
-from tfdp_rec.settings import POSITIVE, chosen, option
+from tfdp_rec.settings import POSITIVE, choose, option
 
 HELP = """\
   python -m experiments.eana kg --quick                          ten minutes on two cores
@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the study and writes its folder."""
-    sizes = chosen(args, QUICK if args.quick else Sizes())
+    sizes = choose(args, QUICK if args.quick else Sizes())
     if bool(args.data) != bool(args.vocabularies):
         raise ValueError("--data and --vocabularies go together: a list read off the data would be a release.")
 

@@ -7,7 +7,7 @@ import dataclasses
 from typing import Any
 
 from experiments.eana import command
-from tfdp_rec.settings import chosen
+from tfdp_rec.settings import choose
 
 HELP = """\
   python -m experiments.eana movielens --quick                  ten minutes on two cores
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the study and writes its folder."""
-    sizes = chosen(args, QUICK if args.quick else Sizes())
+    sizes = choose(args, QUICK if args.quick else Sizes())
     title = "Next movie (EANA, section 4.1)"
     return command.run(args, sizes, lambda: make_task(sizes, args.data), title, ["Figure 4", "Figure 5"])
 

@@ -152,12 +152,12 @@ class _Next:
         import tempfile
 
         from tfdp_rec.data import Interactions
-        from tfdp_rec.job.run import Users
         from tfdp_rec.job.settings import JobSettings
+        from tfdp_rec.job.users import split_users
 
         self.holder = tempfile.TemporaryDirectory()
         self.log = Interactions.read(table, user="user", item="item", time="time", folder=Path(self.holder.name) / "l")
-        self.users = Users.of(self.log, JobSettings())
+        self.users = split_users(self.log, JobSettings())
 
     def recall(self, scores: Any, items: Any) -> Any:
         """Mean over the held-back users; items that the model does not know count as not found."""
@@ -169,7 +169,7 @@ class _Next:
 
     def counts(self, items: Any) -> Any:
         """How many of those who are not held back have each item today."""
-        from tfdp_rec.job.run import UserSubset
+        from tfdp_rec.job.users import UserSubset
 
         log = self.log.with_items(items)
         return UserSubset(log, self.users.train).exact_counts(log.catalogue)
@@ -181,7 +181,7 @@ def _released(folder: Path) -> tuple[Any, Any, float]:
     import numpy as np
 
     from tfdp_rec.core.claim.ledger import read
-    from tfdp_rec.job.warm_start import WarmStart
+    from tfdp_rec.job.run_state import WarmStart
     from tfdp_rec.models import SASRec, TwoTower
 
     model: SASRec | TwoTower = keras.models.load_model(folder / "release" / "model.keras", compile=False)

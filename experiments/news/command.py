@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 
 from experiments.news.settings import QUICK, Sizes
-from tfdp_rec.settings import add_options, chosen
+from tfdp_rec.settings import add_options, choose
 
 HELP = """\
   python -m experiments.news --quick                  ten minutes on two cores
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the study and writes its folder."""
-    sizes = chosen(args, QUICK if args.quick else Sizes())
+    sizes = choose(args, QUICK if args.quick else Sizes())
     from experiments.news import report
     from experiments.news.trainings import Trainings, cells_of
     from experiments.study import Study

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 
 from experiments.rates.settings import Grid, Sizes
-from tfdp_rec.settings import add_options, chosen
+from tfdp_rec.settings import add_options, choose
 
 HELP = """\
   python -m experiments.rates                about half an hour on one core
@@ -29,7 +29,7 @@ def run(args: argparse.Namespace) -> int:
     from experiments.rates import trainings
     from experiments.study import Study
 
-    sizes, grid = chosen(args, Sizes()), chosen(args, Grid())
+    sizes, grid = choose(args, Sizes()), choose(args, Grid())
     study = Study(args.out, dataclasses.asdict(sizes))
     study.report(trainings.report(study, sizes, grid))
     return 0

@@ -7,7 +7,7 @@ import dataclasses
 from pathlib import Path
 
 from experiments.sequences.settings import Grid, Sizes
-from tfdp_rec.settings import add_options, chosen
+from tfdp_rec.settings import add_options, choose
 
 HELP = """\
   python -m experiments.sequences ml-1m.txt                             users generated after these, 1,000 to 1,000,000
@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures what is missing, then writes results.json, the plot and report.md."""
-    sizes, grid = chosen(args, Sizes()), chosen(args, Grid())
+    sizes, grid = choose(args, Sizes()), choose(args, Grid())
     from experiments.sequences import report
     from experiments.sequences.trainings import Trainings, cells_of
     from experiments.spectral.data import read

@@ -8,16 +8,16 @@ from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent
 from tfdp_rec.core.claim.schemes import PoissonSampling
 from tfdp_rec.core.claim.statement import rounded_up
-from tfdp_rec.settings import whole
+from tfdp_rec.settings import integer
 
 
 def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds units, batch, steps, δ, sampling and method."""
     add = parser.add_argument
     add("--also", type=float, action="append", default=[], metavar="S", help="a further Gaussian that is spent once")
-    add("--units", type=whole, required=True, metavar="N", help="users (or examples) in the training data; public")
+    add("--units", type=integer, required=True, metavar="N", help="users (or examples) in the training data; public")
     add("--batch-size", type=float, required=True, metavar="B", help="expected number of units in a batch")
-    add("--steps", type=whole, required=True, metavar="T", help="training steps")
+    add("--steps", type=integer, required=True, metavar="T", help="training steps")
     add("--delta", type=float, metavar="D", help="delta, at most 1/N (default: 1/(10 N))")
     add("--unit", default="user", help='name of a unit (default "user")')
     add("--rdp", action="store_true", help="account with Renyi DP: faster, a little larger")

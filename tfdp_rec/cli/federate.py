@@ -14,7 +14,7 @@ from tfdp_rec.core.ground.lazily import optional
 from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.federated import accounting
 from tfdp_rec.federated.settings import FederatedSettings, Nodes, refuse_more_than
-from tfdp_rec.settings import add_options, chosen
+from tfdp_rec.settings import add_options, choose
 
 HELP = """\
   tfdp-rec federate --simulate 8 --data FOLDER     in Flower's simulation engine
@@ -59,8 +59,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    settings = _whole_paths(_checked(chosen(args, FederatedSettings())))
-    nodes = chosen(args, Nodes())
+    settings = _whole_paths(_checked(choose(args, FederatedSettings())))
+    nodes = choose(args, Nodes())
     if args.write_app is not None:
         _refuse_terms(nodes)
         write_app(args.write_app, settings)

@@ -12,8 +12,8 @@ import numpy as np
 
 from tfdp_rec.cli import quiet
 from tfdp_rec.cli.commands import visible
-from tfdp_rec.job.run_folder import servable_in
-from tfdp_rec.settings import whole
+from tfdp_rec.job.run_folder import find_servable
+from tfdp_rec.settings import integer
 
 HELP = """\
   tfdp-rec recommend --history 318 296 593        of the newest run in runs/
@@ -29,7 +29,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `recommend`."""
     parser.add_argument("folder", metavar="RUN", nargs="?", help="a run folder; default: the newest in runs/")
     parser.add_argument("--history", nargs="*", default=[], metavar="ID", help="ids, the last one last")
-    parser.add_argument("--top-k", type=whole, metavar="K", help="items to answer (default: what the run was given)")
+    parser.add_argument("--top-k", type=integer, metavar="K", help="items to answer (default: what the run was given)")
     parser.add_argument("--among", nargs="+", metavar="ID", help="answer these items alone")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -39,7 +39,7 @@ def run(args: argparse.Namespace) -> int:
     if args.top_k is not None and args.top_k < 1:
         raise ValueError(f"--top-k must be positive, got {args.top_k}.")
     folder = _newest() if args.folder is None else args.folder
-    servable = servable_in(folder)
+    servable = find_servable(folder)
     if not (servable / "saved_model.pb").is_file():
         raise FileNotFoundError(f"{folder} holds no exported model (expected {servable}).")
     quiet.import_tensorflow()
@@ -92,9 +92,9 @@ def _plain(item: Any) -> Any:
 
 def _newest() -> str:
     """The run that was finished last, of those in `runs`; says which."""
-    runs = [run for run in pathlib.Path("runs").glob("*") if servable_in(run).is_dir()]
+    runs = [run for run in pathlib.Path("runs").glob("*") if find_servable(run).is_dir()]
     if not runs:
         raise FileNotFoundError("There is no run in runs/ here: name a run folder, or make one with tfdp-rec train.")
-    newest = max(runs, key=lambda run: servable_in(run).stat().st_mtime)
+    newest = max(runs, key=lambda run: find_servable(run).stat().st_mtime)
     print(f"of {newest}:", file=sys.stderr)
     return str(newest)

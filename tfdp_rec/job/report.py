@@ -18,8 +18,8 @@ import tfdp_rec
 from tfdp_rec.core.claim.statement import Statement, rounded_up
 from tfdp_rec.job import page
 from tfdp_rec.job.evaluation import HISTORY, KS
-from tfdp_rec.job.recommenders.names import is_trained, is_two_tower, named, popularity, spectral, upon_sums
-from tfdp_rec.job.run_folder import RELEASE, RunFolder
+from tfdp_rec.job.recommenders.names import from_sums, is_trained, is_two_tower, look_up, popularity, spectral
+from tfdp_rec.job.run_folder import CARD, RELEASE, RunFolder
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.job.sources import LogSource
 from tfdp_rec.metrics import Mean
@@ -89,7 +89,7 @@ def table(results: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Rows of the table of results, the heading first."""
     rows = [["recommender", *SHOWN, "ε (user-level)", "steps"]]
     for result in results:
-        label = named(result["recommender"]).label
+        label = look_up(result["recommender"]).label
         label = f"two-tower, {label}" if is_two_tower(result["recommender"]) else label
         means = [f"{_mean(result, metric).value:.4f} {_interval(result, metric, 4)}" for metric in SHOWN]
         rows.append([label, *means, _epsilon(result["epsilon"]), str(result["steps"] or "–")])
@@ -102,23 +102,23 @@ def text(results: Sequence[dict[str, Any]]) -> str:
     rows = [["", *shown, "ε"]]
     for result in results:
         means = [f"{result['recalls'][m]:.4f} ± {1.96 * result['errors'][m]:.4f}" for m in shown]
-        rows.append([named(result["recommender"]).label, *means, _epsilon(result["epsilon"])])
+        rows.append([look_up(result["recommender"]).label, *means, _epsilon(result["epsilon"])])
     widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
 
 
 def write(report: RunReport) -> None:
     """Writes the model card; and the report, as `report.html` and `report.md`."""
-    config, private = report.config, report.folder.private
+    config, folder = report.config, report.folder
     begins = "# A private recommender\n\n> What this folder holds is covered by the ε below, all of it."
-    if not named(report.released).claims_epsilon:
+    if not look_up(report.released).claims_epsilon:
         begins = "# A recommender\n\n> **Not private.**"
     release, run = "\n\n".join(_card(report, RELEASE, False)), report.folder.path.resolve().name
-    report.folder.release.write("card.md", f"{begins} {_HISTORIES}\n\n{release}\n")
+    folder.write(CARD, f"{begins} {_HISTORIES}\n\n{release}\n")
     day = f", day {config['day']} of at most {config['days']}" if config["days"] > 1 else ""
     title = f"Run of {config['when'].replace('T', ', ')}{day}"
     pictures = _pictures(report)
-    others = [f"### {named(n).label}\n\n{page.verbatim(said)}" for n, said in report.others.items()]
+    others = [f"### {look_up(n).label}\n\n{page.verbatim(said)}" for n, said in report.others.items()]
     blocks = [
         f"# {title}", _WARNING, *_tests(report),
         "\n".join(f"![{picture.about}]({picture.file})" for picture in pictures),
@@ -127,9 +127,9 @@ def write(report: RunReport) -> None:
     ]  # fmt: skip
     markdown = "\n\n".join(blocks) + "\n"
     for picture in pictures:
-        private.write(picture.file, picture.png)
-    private.write("report.md", markdown)
-    private.write("report.html", page.as_html(title, markdown, {picture.file: picture.png for picture in pictures}))
+        folder.write(picture.file, picture.png)
+    folder.write("report.md", markdown)
+    folder.write("report.html", page.render_html(title, markdown, {picture.file: picture.png for picture in pictures}))
 
 
 # Sections.
@@ -139,7 +139,7 @@ def _tests(report: RunReport) -> list[str]:
     """The few figures that one looks for first, and the table of all."""
     config, result = report.config, report.by_name[report.released]
     users, cost = result["test_users"], "- ε, user-level: **∞** (not private)"
-    if named(report.released).claims_epsilon:
+    if look_up(report.released).claims_epsilon:
         cost = f"- ε, user-level: **{_epsilon(result['epsilon'])}** (at δ = {config['delta']:g}, of what is released)"
     trained = f"- users: **{config['train_users']:,}** (trained on"
     if not users:
@@ -195,9 +195,9 @@ def _curves(
 
     def draw(axes: Any) -> None:
         for name, found in points.items():
-            axes.plot(*zip(*found), label=named(name).label, color=named(name).colour, marker=".")
+            axes.plot(*zip(*found), label=look_up(name).label, color=look_up(name).colour, marker=".")
         for name, level in levels.items():
-            axes.axhline(level, label=named(name).label, color=named(name).colour, linestyle="--")
+            axes.axhline(level, label=look_up(name).label, color=look_up(name).colour, linestyle="--")
         axes.set(xlabel="steps", ylabel=about)
 
     return Picture(f"{key.split('@')[0]}.png", f"{about}, over the steps", _drawn(draw))
@@ -212,7 +212,7 @@ def _recalls(results: Mapping[str, Mapping[str, Any]]) -> Picture:
             places = [place + 0.05 * (number - (len(results) - 1) / 2) for place in range(len(KS))]
             means, errors = ([result[kind][f"recall@{k}"] for k in KS] for kind in ("recalls", "errors"))
             bars = [1.96 * error if _finite(error) else 0.0 for error in errors]
-            axes.errorbar(places, means, bars, label=named(name).label, color=named(name).colour, marker=".")
+            axes.errorbar(places, means, bars, label=look_up(name).label, color=look_up(name).colour, marker=".")
         axes.set_xticks(range(len(KS)), [str(k) for k in KS])
         axes.set(xlabel="k", ylabel="recall@k")
         axes.set_ylim(bottom=0)
@@ -262,14 +262,14 @@ def _card(report: RunReport, folder: str, private: bool) -> list[str]:
     kind = "counts of items and of pairs of them, summed over users with noise; nothing is trained"
     if is_two_tower(report.released):
         kind = "a two-tower, trained by this mechanism"
-    elif report.released == upon_sums.name:
+    elif report.released == from_sums.name:
         kind = "counts of items and of pairs, summed over users with noise, and tables that are trained upon them"
     elif report.released != spectral.name:
         kind = "counts of items and of pairs of them, without noise"
     files = [row for row in _RELEASED_FILES if row[0] != "`model.keras`" or is_trained(report.released)]
     return [
         page.bullets([
-            f"**Recommender**: **{named(report.released).label}**: {kind}",
+            f"**Recommender**: **{look_up(report.released).label}**: {kind}",
             f"**Made from**: {report.source.words(private)}", f"**Made by**: tfdp_rec {tfdp_rec.__version__}",
         ]),
         _made_of(report),
@@ -282,10 +282,10 @@ def _card(report: RunReport, folder: str, private: bool) -> list[str]:
 
 def _released(report: RunReport) -> str:
     """Which recommender the folder holds, and what the release of another would cost."""
-    there = f"**{named(report.released).label}** is in `release/servable/`"
-    if not named(report.released).claims_epsilon:
+    there = f"**{look_up(report.released).label}** is in `release/servable/`"
+    if not look_up(report.released).claims_epsilon:
         return f"{there}. It is not private: no ε holds for it."
-    made = [named(name) for name in report.by_name if name in (report.released, *report.others)]
+    made = [look_up(name) for name in report.by_name if name in (report.released, *report.others)]
     private = [each.label for each in made if each.claims_epsilon]
     alone = f"{there}, and it alone; it was chosen by its name before training, so that the choice costs no privacy."
     if len(private) < 2:
@@ -307,7 +307,7 @@ def _questions(report: RunReport, folder: str) -> str:
         f"tfdp-rec serve {name}\n"
         f"curl -d {asked} http://127.0.0.1:8501/v1/models/recommender:predict"
     )
-    shown = [(page.given(item), page.given(title)) for item, title in report.answers]
+    shown = [(page.escape(item), page.escape(title)) for item, title in report.answers]
     return page.section(
         "How to ask it", "From the folder that this run's folder is in, here and over HTTP:", page.verbatim(commands),
         "Recommendations for an empty history:", page.table(("id", "title"), shown),
