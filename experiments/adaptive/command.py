@@ -1,4 +1,11 @@
-"""`python -m experiments.adaptive`: adaptive tables against SGD, each with the best of as many learning rates."""
+"""`python -m experiments.adaptive`: adaptive tables against SGD, each with the best of as many learning rates.
+
+  python -m experiments.adaptive                     twenty minutes on one core
+  python -m experiments.adaptive --seeds 10          goes on where it stopped, with more seeds
+
+One click model on generated logs of Criteo's schema, at the same ε, by SGD and by rules for the tables. Each
+takes the best of four learning rates on examples of their own, then is judged on others, from other weights.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +14,6 @@ import dataclasses
 
 from experiments.adaptive.settings import Grid, Sizes
 from tfdp_rec.settings import add_options, choose
-
-HELP = """\
-  python -m experiments.adaptive                     twenty minutes on one core
-  python -m experiments.adaptive --seeds 10          goes on where it stopped, with more seeds
-
-One click model on generated logs of Criteo's schema, at the same epsilon, by SGD and by rules for the tables. Each
-takes the best of four learning rates on examples of their own, then is judged on others, from other weights.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,15 +1,5 @@
-"""`python -m experiments.clicks`: what private training brings on a click log."""
+"""`python -m experiments.clicks`: what private training brings on a click log.
 
-from __future__ import annotations
-
-import argparse
-import dataclasses
-from pathlib import Path
-
-from experiments.clicks.settings import Grid, Sizes
-from tfdp_rec.settings import add_options, choose
-
-HELP = """\
   python -m experiments.clicks generated                                generated displays of Criteo's schema
   python -m experiments.clicks generated-ads                            of CriteoPrivateAd's, by users
   python -m experiments.clicks generated-ads --rows-alone               the same by displays
@@ -22,6 +12,16 @@ HELP = """\
 Contestants are tuned on validation rows and judged on test rows: AUC, and log loss relative to that of the rate of
 clicks. Run it again to go on where it stopped, or with more --epsilons or --seeds.
 """
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from experiments.clicks.settings import Grid, Sizes
+from tfdp_rec.settings import add_options, choose
+
 NAMES = ("frappe", "frappe-events", "movielens", "movielens-events", "criteo", "avazu", "private-ad", "generated",
          "generated-ads")  # fmt: skip
 

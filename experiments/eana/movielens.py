@@ -1,4 +1,13 @@
-"""`python -m experiments.eana movielens`: next-movie prediction, precision and exposure (EANA paper, section 4.1)."""
+"""`python -m experiments.eana movielens`: next-movie prediction, precision and exposure (EANA paper, section 4.1).
+
+  python -m experiments.eana movielens --quick                  ten minutes on two cores
+  python -m experiments.eana movielens --data ml-20m            the paper's size on the real files; hours
+
+SGD, DPSGD, EANA and LazyDPSGD at noise 0.001, 0.01 and that of ε = 8 train the same two-tower model on
+users among whom canaries are planted; what is left is precision@k on other users, and how exposed the canaries
+are. Everything goes into one folder; run it again to go on where it stopped. Noise is on the average clipped
+gradient, as in the paper's algorithms: 0.01 at batches of 64 is a noise multiplier of 0.64.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +17,6 @@ from typing import Any
 
 from experiments.eana import command
 from tfdp_rec.settings import choose
-
-HELP = """\
-  python -m experiments.eana movielens --quick                  ten minutes on two cores
-  python -m experiments.eana movielens --data ml-20m            the paper's size on the real files; hours
-
-SGD, DPSGD, EANA and LazyDPSGD at noise 0.001, 0.01 and that of epsilon = 8 train the same two-tower model on
-users among whom canaries are planted; what is left is precision@k on other users, and how exposed the canaries
-are. Everything goes into one folder; run it again to go on where it stopped. Noise is on the average clipped
-gradient, as in the paper's algorithms: 0.01 at batches of 64 is a noise multiplier of 0.64.
-"""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """`python -m experiments.logs days`: thirty days of a log that drifts, under one budget for all of them.
 
+  python -m experiments.logs days --out runs/days
+
 Each model of day t is asked about day t + 1: users who were held back on all days, told what they had before on that
 day, are to be given an item of that day that is new to them; items that the model does not know count as not found.
 
@@ -21,9 +23,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-HELP = """\
-  python -m experiments.logs days --out runs/days
-"""
 KEEPS = (1.0, 0.9, 0.8, 0.6, 1e-6)
 NAMES = {
     **{f"keep {keep:g}": f"added up, keep {keep:g}" for keep in KEEPS[:-1]}, f"keep {KEEPS[-1]:g}": "today alone",

@@ -1,5 +1,7 @@
 """`python -m experiments.logs growth`: a trained model that takes in new items every day, against one made anew.
 
+  python -m experiments.logs growth --out runs/growth       an hour on two cores
+
 The days are those of `days`. Each is added by `tfdp-rec train --continue`, as a user would, to a two-tower under
 LazyDPSGD, or to a model upon sums: all days together have one ε and one ledger. On some days it is compared, on the day
 after, with
@@ -20,9 +22,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-HELP = """\
-  python -m experiments.logs growth --out runs/growth       an hour on two cores
-"""
 _TESTED = 10  # recall@10
 
 

@@ -1,4 +1,12 @@
-"""`python -m experiments.news`: private federated news recommendation (PrivateRec paper, section 4)."""
+"""`python -m experiments.news`: private federated news recommendation (PrivateRec paper, section 4).
+
+  python -m experiments.news --quick                  ten minutes on two cores
+  python -m experiments.news --data MIND_FOLDER       on the real files (news.tsv, behaviors.tsv); hours
+
+Centralized, DP-FedRec and PrivateRec (as published, and corrected with four ways to train the user encoder) train
+on readers' clicks and answer their last impression. Everything goes into one folder; run it again to go on where
+it stopped. The published form does not have the privacy it claims: it is there for comparison.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +15,6 @@ import argparse
 from experiments.news.settings import QUICK, Sizes
 from tfdp_rec.settings import add_options, choose
 
-HELP = """\
-  python -m experiments.news --quick                  ten minutes on two cores
-  python -m experiments.news --data MIND_FOLDER       on the real files (news.tsv, behaviors.tsv); hours
-
-Centralized, DP-FedRec and PrivateRec (as published, and corrected with four ways to train the user encoder) train
-on readers' clicks and answer their last impression. Everything goes into one folder; run it again to go on where
-it stopped. The published form does not have the privacy it claims: it is there for comparison.
-"""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `study news`."""

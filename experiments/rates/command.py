@@ -1,4 +1,11 @@
-"""`python -m experiments.rates`: rates, clips and batches of private training, by the length of noise in a row."""
+"""`python -m experiments.rates`: rates, clips and batches of private training, by the length of noise in a row.
+
+  python -m experiments.rates                about half an hour on one core
+  python -m experiments.rates --seeds 5      goes on where it stopped, with more seeds
+
+A two-tower on generated timelines and a click model on generated logs. Rates are given by what the noise alone
+will do: the length of the noise in a row of a table at the end of the training.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +14,6 @@ import dataclasses
 
 from experiments.rates.settings import Grid, Sizes
 from tfdp_rec.settings import add_options, choose
-
-HELP = """\
-  python -m experiments.rates                about half an hour on one core
-  python -m experiments.rates --seeds 5      goes on where it stopped, with more seeds
-
-A two-tower on generated timelines and a click model on generated logs. Rates are given by what the noise alone
-will do: the length of the noise in a row of a table at the end of the training.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

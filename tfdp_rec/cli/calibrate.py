@@ -1,4 +1,10 @@
-"""`tfdp-rec calibrate`."""
+r"""`tfdp-rec calibrate`.
+
+  tfdp-rec calibrate --epsilon 8 --units 110794 --batch-size 1024 \
+      --steps 2000 --delta 1e-6
+
+What was found is rounded up to four digits.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +15,6 @@ import sys
 from tfdp_rec.cli import _accounting
 from tfdp_rec.core.claim.calibration import calibrate_noise
 from tfdp_rec.core.claim.events import GaussianDpEvent
-
-HELP = """\
-  tfdp-rec calibrate --epsilon 8 --units 110794 --batch-size 1024 \\
-      --steps 2000 --delta 1e-6
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,8 +1,8 @@
 """A program made of a list of commands: one parser, one form of errors; only the command in use is imported.
 
-A command's module has HELP (its examples and details), `add_arguments(parser)` and `run(args)`, which returns the exit
-code: 0; 1 for a check that failed; 2 for a wrong argument; 128 and the signal's number if a signal ended it: 130 after
-Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
+A command's module has a docstring, whose later paragraphs are its help (examples and details), `add_arguments(parser)`
+and `run(args)`, which returns the exit code: 0; 1 for a check that failed; 2 for a wrong argument; 128 and the signal's
+number if a signal ended it: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def run_one(program: str, command: Command, argv: Sequence[str] | None = None) -
 
 def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
     module = importlib.import_module(command.module)
-    _describe(parser, f"{command.headline}\n\n{module.HELP}")
+    details = (module.__doc__ or "").partition("\n\n")[2]
+    _describe(parser, f"{command.headline}\n\n{details}")
     module.add_arguments(parser)
     parser.set_defaults(run=module.run)
 

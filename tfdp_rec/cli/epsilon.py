@@ -1,4 +1,10 @@
-"""`tfdp-rec epsilon`."""
+"""`tfdp-rec epsilon`.
+
+`tfdp-rec epsilon --noise-multiplier 1.0 --units 110794 --batch-size 1024 --steps 2000 --delta 1e-6`
+
+Give --noise-multiplier more than once for a step of several Gaussians (AdaFEST: that of the gradient and that of the
+contribution map), and --also for a Gaussian that is spent once in addition, such as DP popularity counts.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +12,6 @@ import argparse
 
 from tfdp_rec.cli import _accounting
 from tfdp_rec.core.claim.events import ComposedDpEvent, GaussianDpEvent
-
-HELP = """\
-  tfdp-rec epsilon --noise-multiplier 1.0 --units 110794 --batch-size 1024 \\
-      --steps 2000 --delta 1e-6
-
-Give --noise-multiplier more than once for a step of several Gaussians (AdaFEST: that of the gradient and that of the
-contribution map), and --also for a Gaussian that is spent once in addition, such as DP popularity counts.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,12 @@
-"""`tfdp-rec export`."""
+"""`tfdp-rec export`.
+
+  tfdp-rec export runs/20260101-120000/release/released.npz servable --top-k 20
+  tfdp-rec export runs/20260101-120000/release/model.keras servable --top-k 20
+
+Takes what a SpectralRecommender saved, or a .keras file of a released TwoTower: histories of raw ids in, the best
+items out. Ids and titles are those of the run, if its released.npz is there. A training checkpoint is refused: its
+weights may lack noise.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +17,6 @@ from typing import Any
 
 from tfdp_rec.cli import quiet
 from tfdp_rec.job.run_folder import RELEASED
-
-HELP = """\
-  tfdp-rec export runs/20260101-120000/release/released.npz servable --top-k 20
-  tfdp-rec export runs/20260101-120000/release/model.keras servable --top-k 20
-
-Takes what a SpectralRecommender saved, or a .keras file of a released TwoTower: histories of raw ids in, the best
-items out. Ids and titles are those of the run, if its released.npz is there. A training checkpoint is refused: its
-weights may lack noise.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,13 @@
-"""`tfdp-rec federate`: private federated training of a news recommender, over Flower."""
+"""`tfdp-rec federate`: private federated training of a news recommender, over Flower.
+
+  tfdp-rec federate --simulate 8 --data FOLDER     in Flower's simulation engine
+  tfdp-rec federate --write-app APP --data FOLDER  an app for docs/federated.md
+
+FOLDER holds MIND's news.tsv and behaviors.tsv. ε is per round and per clicked item; rounds add up, every client
+keeps a ledger, and the total is printed at the end. --budget-epsilon makes the clients that this command starts
+refuse what goes beyond; clients of a written app have terms of their own (docs/federated.md). Needs the extra
+tfdp-rec[federated].
+"""
 
 from __future__ import annotations
 
@@ -15,16 +24,6 @@ from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.federated import accounting
 from tfdp_rec.federated.settings import FederatedSettings, Nodes, refuse_more_than
 from tfdp_rec.settings import add_options, choose
-
-HELP = """\
-  tfdp-rec federate --simulate 8 --data FOLDER     in Flower's simulation engine
-  tfdp-rec federate --write-app APP --data FOLDER  an app for docs/federated.md
-
-FOLDER holds MIND's news.tsv and behaviors.tsv. Epsilon is per round and per clicked item; rounds add up, every client
-keeps a ledger, and the total is printed at the end. --budget-epsilon makes the clients that this command starts
-refuse what goes beyond; clients of a written app have terms of their own (docs/federated.md). Needs the extra
-tfdp-rec[federated].
-"""
 
 APP = """\
 [project]

@@ -1,4 +1,13 @@
-"""`tfdp-rec ledger`."""
+"""`tfdp-rec ledger`.
+
+  tfdp-rec ledger show FILE                 every entry in words
+  tfdp-rec ledger verify FILE               whether the chain is whole
+  tfdp-rec ledger total FILE --delta 1e-6   ε of all its entries
+  tfdp-rec ledger mend FILE                 put aside a last line cut short
+  tfdp-rec ledger begin FILE --epsilon 8 --delta 1e-6   a new filter
+
+The format, and a checker of 36 lines that does without this package, are in docs/ledger.md.
+"""
 
 from __future__ import annotations
 
@@ -11,16 +20,6 @@ from tfdp_rec.core.claim import events, ledger
 from tfdp_rec.core.claim.filters import GaussianFilter, RenyiFilter
 from tfdp_rec.core.claim.ledger import Chain, Paid, Snapshot
 from tfdp_rec.core.claim.statement import rounded_up
-
-HELP = """\
-  tfdp-rec ledger show FILE                 every entry in words
-  tfdp-rec ledger verify FILE               whether the chain is whole
-  tfdp-rec ledger total FILE --delta 1e-6   epsilon of all its entries
-  tfdp-rec ledger mend FILE                 put aside a last line cut short
-  tfdp-rec ledger begin FILE --epsilon 8 --delta 1e-6   a new filter
-
-The format, and a checker of 36 lines that does without this package, are in docs/ledger.md.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,12 @@
-"""`tfdp-rec recommend`: the answer of a run's SavedModel to one history."""
+"""`tfdp-rec recommend`: the answer of a run's SavedModel to one history.
+
+  tfdp-rec recommend --history 318 296 593        of the newest run in runs/
+  tfdp-rec recommend runs/spring --history sku-17 sku-4 --top-k 5
+  tfdp-rec recommend runs/spring                  for an empty history
+
+RUN is a folder that `tfdp-rec train` wrote, or its part `release`. Ids are those of the files, the last one last; ids
+that the model does not know are named and ignored; the answer leaves out what the history holds.
+"""
 
 from __future__ import annotations
 
@@ -14,15 +22,6 @@ from tfdp_rec.cli import quiet
 from tfdp_rec.cli.commands import visible
 from tfdp_rec.job.run_folder import find_servable
 from tfdp_rec.settings import integer
-
-HELP = """\
-  tfdp-rec recommend --history 318 296 593        of the newest run in runs/
-  tfdp-rec recommend runs/spring --history sku-17 sku-4 --top-k 5
-  tfdp-rec recommend runs/spring                  for an empty history
-
-RUN is a folder that `tfdp-rec train` wrote, or its part `release`. Ids are those of the files, the last one last; ids
-that the model does not know are named and ignored; the answer leaves out what the history holds.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,13 @@
-"""`tfdp-rec serve`."""
+r"""`tfdp-rec serve`.
+
+  tfdp-rec serve runs/spring
+  curl -d '{"instances": [{"history": ["sku-1", "sku-2"]}]}' \
+       http://127.0.0.1:8501/v1/models/recommender:predict
+
+RUN is a folder that `tfdp-rec train` or `model.export` wrote. The interface is TensorFlow Serving's REST interface, so
+that TensorFlow Serving answers the same requests (docs/serving.md). By default the server listens to this machine
+alone. It writes no log of requests. On SIGTERM or Ctrl-C it answers what was asked, and ends.
+"""
 
 from __future__ import annotations
 
@@ -9,16 +18,6 @@ import threading
 from tfdp_rec.cli import quiet
 from tfdp_rec.core.ground.lazily import optional
 from tfdp_rec.settings import integer
-
-HELP = """\
-  tfdp-rec serve runs/spring
-  curl -d '{"instances": [{"history": ["sku-1", "sku-2"]}]}' \\
-       http://127.0.0.1:8501/v1/models/recommender:predict
-
-RUN is a folder that `tfdp-rec train` or `model.export` wrote. The interface is TensorFlow Serving's REST interface, so
-that TensorFlow Serving answers the same requests (docs/serving.md). By default the server listens to this machine
-alone. It writes no log of requests. On SIGTERM or Ctrl-C it answers what was asked, and ends.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -1,4 +1,28 @@
-"""`tfdp-rec train`: a log of one's own, MovieLens files or generated timelines to a private recommender."""
+r"""`tfdp-rec train`: a log of one's own, MovieLens files or generated timelines to a private recommender.
+
+  tfdp-rec train --data logs/*.parquet --user user_id --item sku --time ts \
+      --out runs/spring                       a log of your own (docs/logs.md)
+  tfdp-rec train --continue runs/spring --data next/*.parquet
+                                              a further day of it
+  tfdp-rec train                              the main job: generated timelines
+  tfdp-rec train --mechanism spectral         private sums alone
+  tfdp-rec train --mechanism upon-sums        a model trained upon private sums
+  tfdp-rec train --mechanism lazydpsgd --epsilon 4
+  tfdp-rec train --export lazydpsgd           all, and the two-tower is released
+  tfdp-rec train --sampling shuffled          users in one order: LazyDPFTRL
+  tfdp-rec train --data ml-20m                MovieLens files (ml-1m to ml-32m)
+  tfdp-rec train --local 2 2                  2 workers, 2 servers, started here
+  tfdp-rec train --cluster cluster.json       on a cluster (docs/scaling.md)
+  tfdp-rec train --checkpoint private/run     keep the grouped log, too
+  tfdp-rec train --checkpoint private/run --resume
+                                              go on after Ctrl-C or a crash
+
+All options go with any log. The privacy unit is a user. Each ε is of one recommender by itself, and one of them
+is released. Writes a folder in two parts: release/, to be handed on, with the SavedModel, statement.txt and
+ledger.jsonl; private/, with report.html (and report.md), results and settings. Then try:
+
+  tfdp-rec recommend RUN --history ID ID ...
+"""
 
 from __future__ import annotations
 
@@ -26,31 +50,6 @@ if TYPE_CHECKING:
 
 # What may be chosen anew for a further day is what costs nothing.
 _FREE = ("data", "titles", "features", "keep", "recency", "top_k", "local", "cluster")
-
-HELP = """\
-  tfdp-rec train --data logs/*.parquet --user user_id --item sku --time ts \\
-      --out runs/spring                       a log of your own (docs/logs.md)
-  tfdp-rec train --continue runs/spring --data next/*.parquet
-                                              a further day of it
-  tfdp-rec train                              the main job: generated timelines
-  tfdp-rec train --mechanism spectral         private sums alone
-  tfdp-rec train --mechanism upon-sums        a model trained upon private sums
-  tfdp-rec train --mechanism lazydpsgd --epsilon 4
-  tfdp-rec train --export lazydpsgd           all, and the two-tower is released
-  tfdp-rec train --sampling shuffled          users in one order: LazyDPFTRL
-  tfdp-rec train --data ml-20m                MovieLens files (ml-1m to ml-32m)
-  tfdp-rec train --local 2 2                  2 workers, 2 servers, started here
-  tfdp-rec train --cluster cluster.json       on a cluster (docs/scaling.md)
-  tfdp-rec train --checkpoint private/run     keep the grouped log, too
-  tfdp-rec train --checkpoint private/run --resume
-                                              go on after Ctrl-C or a crash
-
-All options go with any log. The privacy unit is a user. Each epsilon is of one recommender by itself, and one of them
-is released. Writes a folder in two parts: release/, to be handed on, with the SavedModel, statement.txt and
-ledger.jsonl; private/, with report.html (and report.md), results and settings. Then try:
-
-  tfdp-rec recommend RUN --history ID ID ...
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -75,13 +75,9 @@ class JobSettings:
     )  # fmt: skip
 
     steps: int = option(600, "training steps", _NUMBER, group=_TRAINING)
-    batch_size: int = option(
-        4096, "users in a batch, on average", _NUMBER, group=_TRAINING, of="optimizer.expected_batch_size"
-    )
-    width: int = option(32, "width of embedding tables", _NUMBER, group=_TRAINING, of="TwoTower.width")
-    hidden: int = option(
-        32, "units of the hidden layer; 0 for none", _UNITS, group=_TRAINING, of="TwoTower.hidden"
-    )
+    batch_size: int = option(4096, "users in a batch, on average", _NUMBER, group=_TRAINING)
+    width: int = option(32, "width of embedding tables", _NUMBER, group=_TRAINING)
+    hidden: int = option(32, "units of the hidden layer; 0 for none", _UNITS, group=_TRAINING)
     learning_rate: float | None = option(
         None, "of private trainings; default: 25 / clip, 100 / clip upon sums, less where noise would drown a row",
         POSITIVE, group=_TRAINING,

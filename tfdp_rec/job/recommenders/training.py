@@ -52,7 +52,6 @@ from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.job.users import Users
 from tfdp_rec.models import SASRec, TwoTower
 from tfdp_rec.models.own_catalogue import loaded_model
-from tfdp_rec.settings import arguments
 from tfdp_rec.training.privacy_budget import PrivacyBudget
 from tfdp_rec.training.private_plan import PrivatePlan
 from tfdp_rec.training.training_checkpoint import TrainingCheckpoint
@@ -97,11 +96,12 @@ class Training:
         if names.is_two_tower(self.name):
             return TwoTower(
                 np.arange(1, self.log.num_items + 1), prior=self.release, history_length=HISTORY, ks=KS,
-                name="two_tower", **arguments(settings, "TwoTower"),
+                width=settings.width, hidden=settings.hidden, name="two_tower",
             )  # fmt: skip
         # What the sums have cost comes into the model's history with the ledger's other payments.
-        shape = {"width": settings.width, "history_length": HISTORY, "num_blocks": 0}
-        return SASRec.upon(self.release, spent=(), name="upon_sums", **shape)
+        return SASRec.upon(
+            self.release, spent=(), width=settings.width, history_length=HISTORY, num_blocks=0, name="upon_sums"
+        )  # fmt: skip
 
     def first_model(self) -> Any:
         """What it begins with: on a further day the released model, of whose tables the rows of known items stay."""
@@ -123,7 +123,7 @@ class Training:
         mechanism = mechanisms.named(self.name) if names.is_two_tower(self.name) else mechanisms.lazy_dp_sgd
         return mechanism.optimizer(
             learning_rate_for(settings, self.name, noise, correlation), noise_multiplier=noise,
-            l2_norm_clip=settings.clip_of(self.name), **arguments(settings, "optimizer"),
+            l2_norm_clip=settings.clip_of(self.name), expected_batch_size=settings.batch_size,
             **({} if correlation is None else {"correlation": correlation}),
         )  # fmt: skip
 
