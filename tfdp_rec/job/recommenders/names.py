@@ -23,6 +23,8 @@ class ReportedRecommender:
     claims_epsilon: bool
 
 
+Recommender = ReportedRecommender | Mechanism
+
 popularity = ReportedRecommender("popularity", "popularity (exact counts)", "#999999", claims_epsilon=False)
 dp_popularity = ReportedRecommender("dp-popularity", "DP popularity", "#bcbd22", claims_epsilon=True)
 """These two are always tested; the second is the prior of two-towers, or the counts of private sums."""
@@ -39,12 +41,10 @@ adam = Mechanism("adam", "Adam", "keras.optimizers", "none", "#222222", claims_e
 
 PEERS = (adam, mechanisms.sgd)  # two-towers without privacy
 IN_ORDER = (mechanisms.lazy_dp_ftrl, mechanisms.dp_ftrl)  # their noise is planned for data in one order
-PREFERRED: tuple[ReportedRecommender | Mechanism, ...] = (
+PREFERRED: tuple[Recommender, ...] = (
     spectral, from_sums, mechanisms.lazy_dp_ftrl, mechanisms.lazy_dp_sgd, mechanisms.dp_ftrl, mechanisms.dp_sgd,
 )  # fmt: skip
-_MADE: tuple[ReportedRecommender | Mechanism, ...] = (
-    spectral, exact, from_sums, *PEERS, *mechanisms.COMMON, *IN_ORDER
-)  # fmt: skip
+_MADE: tuple[Recommender, ...] = (spectral, exact, from_sums, *PEERS, *mechanisms.COMMON, *IN_ORDER)
 _BY_NAME = {each.name: each for each in (popularity, dp_popularity, *_MADE)}
 NAMES = tuple(each.name for each in _MADE)
 """What can be asked for."""
@@ -53,7 +53,7 @@ USUAL = tuple(each.name for each in (spectral, exact, adam, mechanisms.lazy_dp_s
 Adam, and each of them takes minutes."""
 
 
-def look_up(name: str) -> ReportedRecommender | Mechanism:
+def look_up(name: str) -> Recommender:
     """The recommender of that name.
 
     Example:
