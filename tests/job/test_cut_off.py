@@ -254,8 +254,8 @@ def test_what_is_tried_out_before_a_payment_is_nothing_of_the_log(small, tmp_pat
     assert train(*small, *steps) == 143
     assert [trial.name for trial in seen] == ["upon-sums", "lazydpsgd"]
     for trial in seen:
-        assert len(trial.log) == 1 and trial.log.catalogue.ids.tolist() == [1, 2, 3, 4, 5]
-        assert trial.users.train.tolist() == [0] and not len(trial.users.test)
+        assert len(trial.material.log) == 1 and trial.material.log.catalogue.ids.tolist() == [1, 2, 3, 4, 5]
+        assert trial.material.users.train.tolist() == [0] and not len(trial.material.users.test)
 
 
 def test_an_id_that_stands_for_none_is_refused_before_anything_is_paid(small, tmp_path, capsys):

@@ -424,7 +424,7 @@ def test_the_page_quotes_the_refusals_as_they_are():
     page = (root / "docs/ledger.md").read_text(encoding="utf-8")
     table = page.split("## When a ledger is refused")[1].split("\n## ")[0]
     quoted = [message for row in re.findall(r"^\| (`.*?`) \|", table, re.M) for message in re.findall("`(.*?)`", row)]
-    others = "job/checkpoint.py", "federated/accounting.py", "training/privacy_budget.py"
+    others = "job/run_state.py", "federated/accounting.py", "training/privacy_budget.py"
     files = [*root.glob("tfdp_rec/core/claim/*.py"), *(root / "tfdp_rec" / name for name in others)]
     said = "\n".join(
         node.value

@@ -103,7 +103,7 @@ _ALIASES = {
 }  # fmt: skip
 
 
-def _in_options(message: str, args: argparse.Namespace) -> str:
+def _name_options(message: str, args: argparse.Namespace) -> str:
     """A message with names of options for the library's names of arguments: --epsilon for `target_epsilon`."""
 
     def option(word: re.Match[str]) -> str:
@@ -126,22 +126,22 @@ def _answer(parser: argparse.ArgumentParser, given: list[str]) -> int:
             if isinstance(problem, KeyboardInterrupt):
                 print(f"{parser.prog}: interrupted", file=sys.stderr)
                 return interruption.exit_code()
-            message = visible(_in_options(" ".join(_said(problem).split()), args)) or type(problem).__name__
+            message = escape(_name_options(" ".join(_error_words(problem).split()), args)) or type(problem).__name__
             print(f"{parser.prog}: error: {message} (TFDP_REC_DEBUG=1 shows where)", file=sys.stderr)
             return 2
 
 
-def visible(text: Any) -> str:
+def escape(text: Any) -> str:
     r"""Text for a terminal: characters that move its cursor, or turn words round, stand as \u escapes.
 
     Example:
-        >>> visible("\x1b[2Jtea")
+        >>> escape("\x1b[2Jtea")
         '\\u001b[2Jtea'
     """
     return _INVISIBLE.sub(lambda found: f"\\u{ord(found[0]):04x}", str(text))
 
 
-def _said(problem: Exception) -> str:
+def _error_words(problem: Exception) -> str:
     """An error's words; those of a system's error without its number, with the file."""
     if not isinstance(problem, OSError) or not problem.strerror:
         return str(problem)

@@ -15,7 +15,7 @@ import argparse
 import os
 from collections.abc import Callable
 
-from tfdp_rec.cli.commands import visible
+from tfdp_rec.cli.commands import escape
 from tfdp_rec.core.claim import events, ledger
 from tfdp_rec.core.claim.filters import GaussianFilter, RenyiFilter
 from tfdp_rec.core.claim.ledger import Chain, Paid, Snapshot
@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     chain = ledger.read(args.file)
     for payment in chain.paid:
-        print(_in_words(payment))
+        print(_describe(payment))
     print(_headline(chain))
     return 0
 
@@ -96,7 +96,7 @@ def _headline(chain: Chain) -> str:
     return f"ledger {chain.id}, {counts}; {chain.kind}"
 
 
-def _in_words(payment: Paid) -> str:
+def _describe(payment: Paid) -> str:
     about = "" if payment.about is None else f", about {len(payment.about)} items"
-    label = visible(payment.label or "unnamed")
+    label = escape(payment.label or "unnamed")
     return f"{payment.number:>5}  {payment.attempts} x {events.in_words(payment.event)}: {label}{about}"

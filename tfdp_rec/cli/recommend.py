@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from tfdp_rec.cli import quiet
-from tfdp_rec.cli.commands import visible
+from tfdp_rec.cli.commands import escape
 from tfdp_rec.job.run_folder import find_servable
 from tfdp_rec.settings import integer
 
@@ -66,12 +66,12 @@ def run(args: argparse.Namespace) -> int:
     found = [{"id": _plain(i), "title": t.decode(), "score": s} for i, t, s in rows if s > tf.float32.min]
     unknown = [item for item in history if not bool(usual(history=tf.constant([[item]], kind))["known"][0])]
     if args.json:
-        print(visible(json.dumps({"unknown": unknown, "recommendations": found}, ensure_ascii=False)))
+        print(escape(json.dumps({"unknown": unknown, "recommendations": found}, ensure_ascii=False)))
         return 0
     for item in history:
-        print(f"{'had':>8}  {visible(item)}{'  (unknown: ignored)' if item in unknown else ''}")
+        print(f"{'had':>8}  {escape(item)}{'  (unknown: ignored)' if item in unknown else ''}")
     for each in found:
-        print(f"{each['score']:8.3f}  {visible(each['id'])}{'  ' if each['title'] else ''}{visible(each['title'])}")
+        print(f"{each['score']:8.3f}  {escape(each['id'])}{'  ' if each['title'] else ''}{escape(each['title'])}")
     return 0
 
 

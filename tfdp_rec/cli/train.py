@@ -78,7 +78,7 @@ def run(args: argparse.Namespace) -> int:
         if code is not None:
             return code
     state = state or _begin(args, settings, continues)
-    with _cleaning_up(state, args):
+    with _clean_up_after(state, args):
         quiet.import_tensorflow(of_a_cluster=bool(settings.servers))
         from tfdp_rec.job import pipeline
         from tfdp_rec.job.sources import choose_source
@@ -160,7 +160,7 @@ def _sweep(out: Path) -> None:
 
 
 @contextlib.contextmanager
-def _cleaning_up(state: RunState, args: argparse.Namespace) -> Iterator[None]:
+def _clean_up_after(state: RunState, args: argparse.Namespace) -> Iterator[None]:
     """Leaves no log behind without --checkpoint, and says how to go on with a run that was cut off."""
     from tfdp_rec.job.run_state import LOST, RESUMABLE, resume_command
 

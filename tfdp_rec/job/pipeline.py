@@ -41,7 +41,7 @@ from tfdp_rec.job.evaluation import HISTORY, Evaluation, NewItemExamples, same_f
 from tfdp_rec.job.recommenders import names, private_sums
 from tfdp_rec.job.recommenders.names import is_trained, is_two_tower
 from tfdp_rec.job.run_folder import CONFIG, MODEL, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
-from tfdp_rec.job.run_state import LOG, Job, MadeRecommender, Progress, ReleasePayment, RunState, WarmStart
+from tfdp_rec.job.run_state import LOG, Job, MadeRecommender, Material, Progress, ReleasePayment, RunState, WarmStart
 from tfdp_rec.job.seats import take_seats
 from tfdp_rec.job.settings import ELSEWHERE, JobSettings
 from tfdp_rec.job.sources import LogSource, features_of, titles_of
@@ -64,46 +64,50 @@ def run(
     source: LogSource, state: RunState, verbose: int = 1, train: Callable[[Training], MadeRecommender] | None = None
 ) -> RunFolder:
     """Does all of a job, or what is not done yet, and writes the run folder; `train` trains elsewhere than here."""
-    settings, made = state.settings, state.settings.mechanism
-    before_making = [file for file in (SUMS, PRETRAINING_SUMS, PRIOR) if file in map(pretraining_release, made)]
-    show = Progress(3 + len(made) + len(before_making), verbose)
-    show.begin("reading the log, and grouping it by user")
-    rows, columns = source.rows()
-    whole = Interactions.read(rows, **columns, folder=state.directory / LOG)
-    del rows  # of a source in memory they are as large as the log
-    show.note("for you alone, these counts are private: " + " ".join(whole.summary().split("\n")).strip())
+    settings = state.settings
+    show = Progress(3 + len(settings.mechanism) + len(_files_before_making(settings)), verbose)
+    log = _read_log(source, state, show)
     try:
-        job = _prepare(source, state, show, whole)
+        job = _prepare(source, state, show, log)
         seated = _take_seats(job)
         items = find_items(job, seated)
-        log, features = whole.with_items(items), features_of(items, job.features)
-        _note_listed(job, log)
-        counted = job.users.train if seated is None else job.users.train[seated[job.users.train]]
-        releases = {file: _release_before(job, log, counted, file, features, seated) for file in before_making}
-        examples = NewItemExamples(log, job.users.test[:_TEST_USERS])
-        tests = Evaluation(examples, settings.seed, min(500, rows_at_a_time([1, log.num_items], _SCORES)))
-        results, statements = _test_popularity(job, log, tests, releases), dict[str, Statement]()
-        for name in made:
+        material = _gather(job, items, seated)
+        results, statements = _test_popularity(job, material), dict[str, Statement]()
+        for name in settings.mechanism:
             done = state.result(name)
-            if done is None or name == settings.released:
-                show.begin(f"{names.look_up(name).label}: making and testing on {len(tests):,} users")
-                recommender = _make(job, log, tests, name, releases, features, train)
+            if done is None or name == settings.released_name:
+                recommender = _make(job, material, name, train)
                 statement = dict(recommender.statement.fields) if recommender.statement else None
-                done = done or {"record": _record(name, recommender, tests), "statement": statement}
+                done = done or {"record": _record(name, recommender, material), "statement": statement}
                 state.keep_result(name, done)
-                if name == settings.released:  # at once: what goes wrong with the others does not lose it
+                if name == settings.released_name:  # at once: what goes wrong with the others does not lose it
                     released, titles = recommender, _release(job, items, recommender)
             results.append(done["record"])
-            if done["statement"] and name != settings.released:
+            if done["statement"] and name != settings.released_name:
                 statements[name] = Statement(done["statement"])
-        _write_report(job, log, released, titles, results, statements)
-        sums = released.model if settings.released == names.spectral.name else releases.get(PRETRAINING_SUMS)
+        _write_report(job, items, released, titles, results, statements)
+        is_sums = settings.released_name == names.spectral.name
         # Last: where it is, it is whole.
-        WarmStart(items, job.chain.mark, None, titles).save(state.folder.path, sums)
-        _say_end(job, items, titles, features, results, tests)
+        WarmStart(items, job.chain.mark, None, titles).save(
+            state.folder.path, released.model if is_sums else material.releases.get(PRETRAINING_SUMS)
+        )
+        _say_end(job, material, titles, results)
         return state.folder
     finally:
         state.close()
+
+
+def _files_before_making(settings: JobSettings) -> list[str]:
+    """The files of what is released before the recommenders are made."""
+    return [file for file in (SUMS, PRETRAINING_SUMS, PRIOR) if file in map(pretraining_release, settings.mechanism)]
+
+
+def _read_log(source: LogSource, state: RunState, show: Progress) -> Interactions:
+    show.begin("reading the log, and grouping it by user")
+    rows, columns = source.rows()
+    log = Interactions.read(rows, **columns, folder=state.directory / LOG)
+    show.note("for you alone, these counts are private: " + " ".join(log.summary().split("\n")).strip())
+    return log
 
 
 # What is decided and checked before anything is paid.
@@ -114,7 +118,7 @@ def _prepare(source: LogSource, state: RunState, show: Progress, log: Interactio
     settings, users, public = state.settings, split_users(log, state.settings), source.public_items()
     _refuse_unfit(settings, log, public)
     private = [name for name in settings.mechanism if names.look_up(name).claims_epsilon]
-    state.open(log, list(dict.fromkeys([*private, settings.released])), settings.released)
+    state.open(log, list(dict.fromkeys([*private, settings.released_name])), settings.released_name)
     budget = _decide_budget(state, len(log), len(users.train), public is not None)
     kind = (log.found()[1] if public is None else public.ids).type
     job = Job(settings, source, state, show, log, users, public, source.titles(kind), source.features(kind), budget)
@@ -123,7 +127,7 @@ def _prepare(source: LogSource, state: RunState, show: Progress, log: Interactio
         budget.refuse_excess(ledger, state.events_due(name, budget.releases(*([file] if file else []))))
     if state.earlier:
         _refuse_other_kind(kind, state.earlier.items)
-        if is_trained(settings.released):
+        if is_trained(settings.released_name):
             from tfdp_rec.job.recommenders import training
 
             training.released_model(job)
@@ -150,7 +154,7 @@ def _decide_budget(state: RunState, users: int, trained: int, public: bool) -> B
         settings.epsilon, delta, settings.days, public, settings.items_epsilon, settings.days_per_user
     )  # fmt: skip
     if state.earlier:
-        budget = Budget.read(state.ledgers[settings.released])
+        budget = Budget.read(state.ledgers[settings.released_name])
     if budget.delta > 1 / trained:
         raise ValueError(
             f"--delta {budget.delta:g} is above 1 / {trained} users: a mechanism that publishes one user's "
@@ -158,7 +162,7 @@ def _decide_budget(state: RunState, users: int, trained: int, public: bool) -> B
         )
     for ledger in state.ledgers.values():
         budget.decide(ledger)
-    budget = Budget.read(state.ledgers[settings.released])
+    budget = Budget.read(state.ledgers[settings.released_name])
     if budget.items is None or state.earlier or (state.directory / ITEMS).exists():
         return budget
     least = least_users(*budget.items)
@@ -304,21 +308,25 @@ def _join(state: RunState, joining: Items) -> Items:
     return Items(pa.concat_arrays([known, there.filter(pc.invert(pc.is_in(there, value_set=known)))]))
 
 
-def _note_listed(job: Job, log: Interactions) -> None:
-    """Says how much of the log a public list covers. No refusal: whether there is one would tell of the rows."""
-    if job.settings.items:
+def _gather(job: Job, items: Items, seated: NDArray[np.bool_] | None) -> Material:
+    """The log with its items, and what is released of the users whose rows count today."""
+    log, features = job.log.with_items(items), features_of(items, job.features)
+    if job.settings.items:  # no refusal: whether there is one would tell of the rows
         listed, rows = log.num_rows, job.log.num_rows
         other = "" if 2 * listed >= rows else ". Is another column that of the ids?"
         job.show.note(f"for you alone: {listed:,} of {rows:,} rows are of listed items{other}")
+    counted = job.users.train if seated is None else job.users.train[seated[job.users.train]]
+    releases: dict[str | None, Any] = {
+        file: _count_popularity(job, log, counted) if file == PRIOR else
+        private_sums.release(job, log, counted, file, features, seated is not None)
+        for file in _files_before_making(job.settings)
+    }  # fmt: skip
+    examples = NewItemExamples(log, job.users.test[:_TEST_USERS])
+    tests = Evaluation(examples, job.settings.seed, min(500, rows_at_a_time([1, log.num_items], _SCORES)))
+    return Material(log, job.users, releases, features, tests)
 
 
-def _release_before(
-    job: Job, log: Interactions, counted: NDArray[np.int64], file: str, features: list[list[str]] | None,
-    seated: NDArray[np.bool_] | None,
-) -> Any:  # fmt: skip
-    """Private sums, or popularity, of the users whose rows count today."""
-    if file != PRIOR:
-        return private_sums.release(job, log, counted, file, features, seated is not None)
+def _count_popularity(job: Job, log: Interactions, counted: NDArray[np.int64]) -> NDArray[np.float64]:
     job.show.begin("counting popularity, where two-towers start")
 
     def count(payment: ReleasePayment, opened: Any) -> None:
@@ -333,11 +341,9 @@ def _release_before(
 # The recommenders.
 
 
-def _test_popularity(
-    job: Job, log: Interactions, tests: Evaluation, releases: Mapping[str, Any]
-) -> list[dict[str, Any]]:
+def _test_popularity(job: Job, material: Material) -> list[dict[str, Any]]:
     """Results of the most popular items for everyone: counted exactly, and as they were released."""
-    exact = UserSubset(log, job.users.train).exact_counts(log.catalogue)
+    releases, exact = material.releases, UserSubset(material.log, job.users.train).exact_counts(material.log.catalogue)
     shown: list[tuple[str, Any, float | None]] = [(names.popularity.name, exact, None)]
     sums = releases.get(SUMS) or releases.get(PRETRAINING_SUMS)
     if PRIOR in releases:
@@ -345,7 +351,7 @@ def _test_popularity(
     elif sums is not None:
         shown.append((names.dp_popularity.name, sums.released.counts, _counts_epsilon(job, sums.split.counts)))
     return [
-        _record(name, MadeRecommender(None, same_for_all(counts)), tests) | {"epsilon": epsilon}
+        _record(name, MadeRecommender(None, same_for_all(counts)), material) | {"epsilon": epsilon}
         for name, counts, epsilon in shown
     ]
 
@@ -358,29 +364,31 @@ def _counts_epsilon(job: Job, noise: float) -> float:
 
 
 def _make(
-    job: Job, log: Interactions, tests: Evaluation, name: str, releases: Mapping[str, Any],
-    features: list[list[str]] | None, train: Callable[[Training], MadeRecommender] | None,
-) -> MadeRecommender:  # fmt: skip
-    if name == job.settings.released and not names.look_up(name).claims_epsilon:
+    job: Job, material: Material, name: str, train: Callable[[Training], MadeRecommender] | None
+) -> MadeRecommender:
+    assert material.tests is not None
+    job.show.begin(f"{names.look_up(name).label}: making and testing on {len(material.tests):,} users")
+    if name == job.settings.released_name and not names.look_up(name).claims_epsilon:
         if _UNPROVEN not in [paid.label for paid in job.chain.paid]:
             job.chain.pay(NonPrivateDpEvent(), label=_UNPROVEN, settings={"sampling": None})
     if name == names.exact.name:
-        return private_sums.make_without_noise(job, log, features, releases.get(SUMS))
+        return private_sums.make_without_noise(job, material)
     if name == names.spectral.name:
-        return private_sums.make(job, releases[SUMS])
+        return private_sums.make(job, material.releases[SUMS])
     from tfdp_rec.job.recommenders import training
 
-    planned = training.Training(name, job, log, job.users, releases[pretraining_release(name) or ""], tests)
+    planned = training.Training(name, job, material)
     return train(planned) if train is not None and is_two_tower(name) else training.train_here(planned)
 
 
-def _record(name: str, made: MadeRecommender, tests: Evaluation) -> dict[str, Any]:
+def _record(name: str, made: MadeRecommender, material: Material) -> dict[str, Any]:
     """What results.json says of a recommender."""
-    means = tests.measure(made.scores) if made.means is None else made.means
+    assert material.tests is not None
+    means = material.tests.measure(made.scores) if made.means is None else made.means
     return {
         "recommender": name, "recalls": {metric: mean.value for metric, mean in means.items()},
         "errors": {metric: mean.error for metric, mean in means.items()},
-        "test_users": len(tests), "steps": made.steps, "epsilon": made.epsilon,
+        "test_users": len(material.tests), "steps": made.steps, "epsilon": made.epsilon,
         "noise_multiplier": made.noise_multiplier,
     }  # fmt: skip
 
@@ -389,7 +397,7 @@ def _release(job: Job, items: Items, made: MadeRecommender) -> Mapping[Any, str]
     """Writes the one recommender that leaves the run, with its statement beside it; returns the titles of its items."""
     folder, titles = job.state.folder, titles_of(items, job.titles)
     folder.write(STATEMENT, made.statement or report.NO_GUARANTEE)
-    if is_trained(job.settings.released):
+    if is_trained(job.settings.released_name):
         made.model.save(str(folder.release / MODEL))
     with replacing(folder.release / SERVABLE) as temporary:
         export(temporary, made.model, items, titles, min(job.settings.top_k, len(items)))
@@ -400,20 +408,19 @@ def _release(job: Job, items: Items, made: MadeRecommender) -> Mapping[Any, str]
 
 
 def _write_report(
-    job: Job, log: Interactions, made: MadeRecommender, titles: Mapping[Any, str], results: Sequence[dict[str, Any]],
+    job: Job, items: Items, made: MadeRecommender, titles: Mapping[Any, str], results: Sequence[dict[str, Any]],
     statements: Mapping[str, Statement],
 ) -> None:  # fmt: skip
     """The report, with results and settings beside it."""
     job.show.begin("writing the report")
-    settings, folder, released, items = job.settings, job.state.folder, job.settings.released, log.items
-    assert items is not None
+    settings, folder, released = job.settings, job.state.folder, job.settings.released_name
     days = max(1, count_days(job.chain, pretraining_release(released)))
     config = {
         **dataclasses.asdict(settings), "when": datetime.datetime.now().isoformat(timespec="minutes"),
-        "num_users": len(log), "train_users": len(job.users.train), "num_items": log.num_items,
+        "num_users": len(job.log), "train_users": len(job.users.train), "num_items": len(items),
         "day": made.model.released.fits if released == names.spectral.name else days,
-        "released": released, "public": job.public is not None, "ordered": log.ordered, "delta": job.budget.delta,
-        "noise_multipliers": job.state.noises, "shared_negatives": settings.negatives_of(released, log.num_items),
+        "released": released, "public": job.public is not None, "ordered": job.log.ordered, "delta": job.budget.delta,
+        "noise_multipliers": job.state.noises, "shared_negatives": settings.negatives_of(released, len(items)),
     }  # fmt: skip
     folder.write("results.json", json.dumps(results, indent=1))
     scores = np.asarray(made.scores(np.zeros([1, HISTORY], np.int32)))[0]
@@ -423,21 +430,18 @@ def _write_report(
     folder.write(CONFIG, json.dumps(config, indent=1))  # where it is, a run can be continued
 
 
-def _say_end(
-    job: Job, items: Items, titles: Mapping[Any, str], features: list[list[str]] | None,
-    results: Sequence[dict[str, Any]], tests: Evaluation,
-) -> None:  # fmt: skip
+def _say_end(job: Job, material: Material, titles: Mapping[Any, str], results: Sequence[dict[str, Any]]) -> None:
     settings, show, delta = job.settings, job.show, job.budget.delta
     if not show.verbose:
         return
     if settings.titles:
-        show.note(f"{len(titles):,} of {len(items):,} items have a title")
+        show.note(f"{len(titles):,} of {material.log.num_items:,} items have a title")
     if settings.features:
-        show.note(f"{sum(map(bool, features or ())):,} of {len(items):,} items have features")
+        show.note(f"{sum(map(bool, material.features or ())):,} of {material.log.num_items:,} items have features")
     show.note("done")
-    if len(tests):
+    if results[0]["test_users"]:
         print(f"\nHeld-out users, without noise, for you alone:\n{report.text(results)}")
-    is_private = names.look_up(settings.released).claims_epsilon
+    is_private = names.look_up(settings.released_name).claims_epsilon
     spent = rounded_up(job.chain.epsilon(delta)) if is_private else float("inf")
     folder, cost = job.state.folder.path, f"epsilon = {spent:g} at delta = {delta:g}"
     print(f"\n{folder / PRIVATE}/report.html   {folder / RELEASE / SERVABLE}   {cost}")

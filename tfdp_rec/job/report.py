@@ -93,7 +93,7 @@ class RunReport:
         return {result["recommender"]: result for result in self.results}
 
     @property
-    def released(self) -> names.Recommender:
+    def recommender(self) -> names.Recommender:
         """The recommender that leaves the run."""
         return look_up(self.config["released"])
 
@@ -123,7 +123,7 @@ def write(report: RunReport) -> None:
     """Writes the model card; and the report, as `report.html` and `report.md`."""
     config, folder = report.config, report.folder
     begins = "# A private recommender\n\n> What this folder holds is covered by the ε below, all of it."
-    if not report.released.claims_epsilon:
+    if not report.recommender.claims_epsilon:
         begins = "# A recommender\n\n> **Not private.**"
     card = "\n\n".join(_card(report, RELEASE, False))
     folder.write(CARD, f"{begins} {_HISTORIES}\n\n{card}\n")
@@ -150,9 +150,9 @@ def write(report: RunReport) -> None:
 
 def _tests(report: RunReport) -> list[str]:
     """The few figures that one looks for first, and the table of all."""
-    config, result = report.config, report.by_name[report.released.name]
+    config, result = report.config, report.by_name[report.recommender.name]
     users, cost = result["test_users"], "- ε, user-level: **∞** (not private)"
-    if report.released.claims_epsilon:
+    if report.recommender.claims_epsilon:
         cost = f"- ε, user-level: **{_epsilon(result['epsilon'])}** (at δ = {config['delta']:g}, of what is released)"
     trained = f"- users: **{config['train_users']:,}** (trained on"
     if not users:
@@ -165,7 +165,7 @@ def _tests(report: RunReport) -> list[str]:
     heading, *rows = table(report.results)
     return [
         f"{cost}\n{found}\n{trained}; {users:,} others tested on)",
-        page.table(heading, rows, list(report.by_name).index(report.released.name)),
+        page.table(heading, rows, list(report.by_name).index(report.recommender.name)),
         _OF_THE_TESTS.format(users=users, history=HISTORY),
     ]
 
@@ -248,7 +248,7 @@ def _draw(plot: Callable[[Any], None]) -> bytes:
 
 def _card(report: RunReport, folder: str, private: bool) -> list[str]:
     """What may be handed on: no results of tests, and names of files and folders only if `private`."""
-    released = report.released
+    released = report.recommender
     kind = _KINDS.get(released.name, "a two-tower, trained by this mechanism")
     files = [row for row in _RELEASED_FILES if row[0] != "`model.keras`" or is_trained(released.name)]
     return [
@@ -266,7 +266,7 @@ def _card(report: RunReport, folder: str, private: bool) -> list[str]:
 
 def _sizes(report: RunReport) -> str:
     """How many users and items there are, and how much was trained."""
-    config, name = report.config, report.released.name
+    config, name = report.config, report.recommender.name
     items = "from a public list" if config["public"] else "found privately"
     trained = "are trained on"
     if config["days_per_user"]:
@@ -284,10 +284,10 @@ def _sizes(report: RunReport) -> str:
 
 def _what_is_released(report: RunReport) -> str:
     """Which recommender the folder holds, and what the release of another would cost."""
-    there = f"**{report.released.label}** is in `release/servable/`"
-    if not report.released.claims_epsilon:
+    there = f"**{report.recommender.label}** is in `release/servable/`"
+    if not report.recommender.claims_epsilon:
         return f"{there}. It is not private: no ε holds for it."
-    made = [look_up(name) for name in report.by_name if name in (report.released.name, *report.others)]
+    made = [look_up(name) for name in report.by_name if name in (report.recommender.name, *report.others)]
     private = [each.label for each in made if each.claims_epsilon]
     alone = f"{there}, and it alone; it was chosen by its name before training, so that the choice costs no privacy."
     if len(private) < 2:

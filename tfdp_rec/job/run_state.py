@@ -57,6 +57,7 @@ from tfdp_rec.core.ground.files import Path, digest, hold, let_go, remove, unhel
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.job.budget import LABELS, Budget
+from tfdp_rec.job.evaluation import Evaluation
 from tfdp_rec.job.run_folder import CONFIG, FINAL, LEDGER, MODEL, PRIVATE, RELEASE, RELEASED, SEATS, RunFolder, find
 from tfdp_rec.job.settings import ELSEWHERE, JobSettings
 from tfdp_rec.job.sources import LogSource
@@ -196,7 +197,18 @@ class Job:
     @property
     def chain(self) -> Ledger:
         """The ledger of the recommender that leaves the run."""
-        return self.state.ledgers[self.settings.released]
+        return self.state.ledgers[self.settings.released_name]
+
+
+@dataclasses.dataclass(frozen=True)
+class Material:
+    """What recommenders are made from, once the items are chosen, and what they are tested on."""
+
+    log: Interactions  # with its items
+    users: Users
+    releases: Mapping[str | None, Any]  # by file: private sums, and the popularity of each item
+    features: list[list[str]] | None = None  # public, of each item
+    tests: Evaluation | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -389,16 +401,10 @@ class RunState:
                 f"add a day to it with --continue {self.out}."
             )
 
-    def paid_today(self, name: str) -> list[Paid]:
-        """The payments in a recommender's ledger of this day."""
-        since = self._since[self._paths[name]]
-        return [paid for paid in self.ledgers[name].paid if paid.number >= since]
-
     def steps_before(self, name: str) -> int:
         """Number of steps in a recommender's ledger of the days before this one; 0 without a ledger."""
-        if name not in self.ledgers:
-            return 0
-        return sum(paid.steps for paid in self.ledgers[name].paid) - sum(paid.steps for paid in self.paid_today(name))
+        since = self._since.get(self._paths.get(name, ""), 0)
+        return sum(paid.steps for paid in self.ledgers[name].paid if paid.number < since) if since else 0
 
     def close(self) -> None:
         """Lets another process own the ledgers."""
@@ -409,7 +415,8 @@ class RunState:
 
     def events_due(self, recommender: str, events: Mapping[str, DpEvent]) -> list[DpEvent]:
         """Of a recommender's releases by file name, the events of those that are not in their files."""
-        ledger, paid = self.ledgers[recommender], {each.label for each in self.paid_today(recommender)}
+        ledger, since = self.ledgers[recommender], self._since[self._paths[recommender]]
+        paid = {each.label for each in ledger.paid if each.number >= since}
         there = [name for name in events if (self.directory / name).exists()]
         # Without run.json, which a person or a killed process removed, the files of another run look like this one's.
         unpaid = [name for name in there if LABELS[name] not in paid]

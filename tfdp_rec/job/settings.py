@@ -137,7 +137,7 @@ class JobSettings:
         return "local" if self.local else "cluster" if self.cluster else ""
 
     @property
-    def released(self) -> str:
+    def released_name(self) -> str:
         """Name of the recommender that leaves the run."""
         return names.choose_released(self.mechanism, self.export)
 
@@ -189,7 +189,7 @@ class JobSettings:
             )
 
     def _refuse_days(self, continues: bool) -> None:
-        released, k = self.released, self.days_per_user
+        released, k = self.released_name, self.days_per_user
         is_priced = names.look_up(released).claims_epsilon
         if k is not None and k > self.days:
             raise ValueError(

@@ -73,9 +73,8 @@ def _train(trainer: ParameterServerTrainer, training: Training) -> MadeRecommend
     except KeyboardInterrupt:
         trainer.save()
         raise
-    assert training.tests is not None
     model, steps = trainer.model(), trainer.attempts
-    means = training.tests.measure(model)
+    means = training.measure(model)
     found = training.add_costs(MadeRecommender(model, model, steps=steps, means=means), accountant)
     last = {"recommender": training.name, "step": steps, "loss": curve.loss, "epsilon": found.epsilon}
     folder.append({**last, **{each: mean.value for each, mean in means.items()}})

@@ -14,15 +14,14 @@ from numpy.typing import NDArray
 
 from tfdp_rec.core.claim.statement import Statement, rounded_up
 from tfdp_rec.datasets.logs.interactions import Interactions
-from tfdp_rec.job.budget import LABELS, PRETRAINING_SUMS
+from tfdp_rec.job.budget import LABELS, PRETRAINING_SUMS, SUMS
 from tfdp_rec.job.evaluation import Scores
 from tfdp_rec.job.recommenders.names import from_sums, spectral
-from tfdp_rec.job.run_state import Job, MadeRecommender, ReleasePayment
+from tfdp_rec.job.run_state import Job, MadeRecommender, Material, ReleasePayment
 from tfdp_rec.job.users import UserSubset
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
 
-Features = list[list[str]] | None
 _EXACT_HEAD = 3000  # items that the peer without noise has rows for; dense algebra on more takes minutes
 _HARDLY = 1e-3  # its noise
 
@@ -33,8 +32,9 @@ def file_bytes(items: int, features: int) -> int:
 
 
 def release(
-    job: Job, log: Interactions, users: NDArray[np.int64], file: str, features: Features, users_private: bool
-) -> SpectralRecommender:
+    job: Job, log: Interactions, users: NDArray[np.int64], file: str, features: list[list[str]] | None,
+    users_private: bool,
+) -> SpectralRecommender:  # fmt: skip
     """The private sums of some users, made now or taken from their file: of spectral, or for a training upon them."""
     state, settings, is_pretraining = job.state, job.settings, file == PRETRAINING_SUMS
     order = True if is_pretraining else _does_order_count(job)
@@ -68,14 +68,13 @@ def _does_order_count(job: Job) -> bool | None:
     return {"auto": None if job.log.ordered else False, "yes": True, "no": False}[job.settings.order]
 
 
-def make_without_noise(
-    job: Job, log: Interactions, features: Features, private: SpectralRecommender | None
-) -> MadeRecommender:
+def make_without_noise(job: Job, material: Material) -> MadeRecommender:
     """The same arithmetic on the same users, as good as exact: no privacy."""
+    log, private = material.log, material.releases.get(SUMS)
     peer = SpectralRecommender(
         log.catalogue.ids, None, job.budget.delta, noise_multiplier=_HARDLY, head=min(_EXACT_HEAD, log.num_items),
         ordered=_does_order_count(job) if private is None else private.ordered, recency=job.settings.recency,
-        features=features,
+        features=material.features,
     )  # fmt: skip
     peer.fit(UserSubset(log, job.users.train), verbose=0)
     return MadeRecommender(peer, _scores_of(peer))

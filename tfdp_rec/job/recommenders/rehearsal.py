@@ -12,9 +12,10 @@ import warnings
 import numpy as np
 
 from tfdp_rec.datasets.logs.interactions import Interactions
+from tfdp_rec.job.budget import pretraining_release
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.recommenders.training import Training, refusals_as_wrong_arguments
-from tfdp_rec.job.run_state import Job
+from tfdp_rec.job.run_state import Job, Material
 from tfdp_rec.spectral import SpectralRecommender
 
 _ITEMS, _MOST_ITEMS = 100, 10**5  # where they are yet to be found; of a public list
@@ -29,7 +30,7 @@ def rehearse(job: Job) -> None:
     for name in filter(names.is_trained, job.settings.mechanism):
         if job.state.result(name) is None:
             release = np.ones(len(ids)) if names.is_two_tower(name) else _make_sums(job, invented)
-            _step(Training(name, job, invented, users, release))
+            _step(Training(name, job, Material(invented, users, {pretraining_release(name): release})))
 
 
 def _make_sums(job: Job, log: Interactions) -> SpectralRecommender:

@@ -41,15 +41,14 @@ from tfdp_rec.core.ground.files import Path, only_for_owner
 from tfdp_rec.core.mechanism.correlated_noise import INDEPENDENT, Correlation, optimised_correlation
 from tfdp_rec.core.mechanism.noise_walk import noise_walk
 from tfdp_rec.core.mechanism.rules import Recursion
-from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.next_item import NextItemExamples
 from tfdp_rec.job.budget import LABELS, PRIOR, count_days, pretraining_release
-from tfdp_rec.job.evaluation import HISTORY, KS, Evaluation
+from tfdp_rec.job.evaluation import HISTORY, KS
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.run_folder import MODEL
-from tfdp_rec.job.run_state import Job, MadeRecommender
+from tfdp_rec.job.run_state import Job, MadeRecommender, Material
 from tfdp_rec.job.settings import JobSettings
-from tfdp_rec.job.users import Users
+from tfdp_rec.metrics import Mean
 from tfdp_rec.models import SASRec, TwoTower
 from tfdp_rec.models.own_catalogue import loaded_model
 from tfdp_rec.training.privacy_budget import PrivacyBudget
@@ -73,16 +72,23 @@ class Training:
 
     name: str
     job: Job
-    log: Interactions  # with its items
-    users: Users
-    release: Any  # before its steps: popularity of each item, or private sums
-    tests: Evaluation | None = None
+    material: Material
+
+    @property
+    def release(self) -> Any:
+        """What was released for it before its steps: popularity of each item, or private sums."""
+        return self.material.releases[pretraining_release(self.name)]
 
     @property
     def sampling(self) -> Sampling:
         """How users come into batches."""
-        assert self.users.sampling is not None
-        return self.users.sampling
+        assert self.material.users.sampling is not None
+        return self.material.users.sampling
+
+    def measure(self, model: Any) -> dict[str, Mean]:
+        """Results of tests."""
+        assert self.material.tests is not None
+        return self.material.tests.measure(model)
 
     @property
     def ledger(self) -> Ledger | None:
@@ -95,7 +101,7 @@ class Training:
         keras.utils.set_random_seed(settings.seed)
         if names.is_two_tower(self.name):
             return TwoTower(
-                np.arange(1, self.log.num_items + 1), prior=self.release, history_length=HISTORY, ks=KS,
+                np.arange(1, self.material.log.num_items + 1), prior=self.release, history_length=HISTORY, ks=KS,
                 width=settings.width, hidden=settings.hidden, name="two_tower",
             )  # fmt: skip
         # What the sums have cost comes into the model's history with the ledger's other payments.
@@ -129,11 +135,12 @@ class Training:
 
     def examples(self) -> NextItemExamples:
         """The training users' examples, or windows."""
-        negatives = self.job.settings.negatives_of(self.name, self.log.num_items)
+        log, users = self.material.log, self.material.users
+        negatives = self.job.settings.negatives_of(self.name, log.num_items)
         if names.is_two_tower(self.name):
-            return NextItemExamples(self.log, self.users.train, HISTORY, negatives)
+            return NextItemExamples(log, users.train, HISTORY, negatives)
         return NextItemExamples(
-            self.log, self.users.train, HISTORY, negatives, every_place=True, repeats=False,
+            log, users.train, HISTORY, negatives, every_place=True, repeats=False,
             released_counts=self.release.popularity,
         )  # fmt: skip
 
@@ -178,7 +185,7 @@ class Training:
         if accountant is None:
             return made
         job, budget = self.job, self.job.budget
-        leaves = self.name == job.settings.released and self.ledger is not None
+        leaves = self.name == job.settings.released_name and self.ledger is not None
         fields = dict(accountant.statement().fields)
         said = {"Guarantee": fields.pop("Guarantee")}
         if leaves:
@@ -204,7 +211,7 @@ def released_model(job: Job) -> Any:
     before = loaded_model(path, compile=False)
     if before.item_tables()[0].embeddings.shape[0] < 1 + len(job.state.earlier.items):
         raise ValueError("model.keras has fewer items than released.npz: put back release/ as this run left it.")
-    if names.look_up(job.settings.released).claims_epsilon:
+    if names.look_up(job.settings.released_name).claims_epsilon:
         refuse_unpaid(before, job.chain, path)
     return before
 
@@ -229,7 +236,7 @@ def decide_noises(job: Job) -> dict[str, float]:
     assert sampling is not None
     earlier = job.chain.paid if job.state.earlier else ()
     past = [(SelfComposedDpEvent(each.event, each.attempts), "earlier days") for each in earlier]
-    left = max(1, budget.days - count_days(job.chain, pretraining_release(settings.released)))
+    left = max(1, budget.days - count_days(job.chain, pretraining_release(settings.released_name)))
     spent = dict[str | None, list[Any]]()
     for file in filter(None, {pretraining_release(name) for name in settings.mechanism if names.is_trained(name)}):
         spent[file] = past + [
@@ -318,9 +325,8 @@ class _Curve(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        assert self.training.tests is not None
         record = {"recommender": self.training.name, "step": self.step, "loss": float((logs or {})["loss"])}
-        record |= {name: mean.value for name, mean in self.training.tests.measure(self.model).items()}
+        record |= {name: mean.value for name, mean in self.training.measure(self.model).items()}
         if self.accountant is not None:
             record["epsilon"] = self.accountant.epsilon()
         self.training.job.state.folder.append(record)
