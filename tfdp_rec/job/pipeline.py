@@ -45,7 +45,7 @@ from tfdp_rec.job.run_state import LOG, Job, MadeRecommender, Material, Progress
 from tfdp_rec.job.seats import take_seats
 from tfdp_rec.job.settings import ELSEWHERE, JobSettings
 from tfdp_rec.job.sources import LogSource, features_of, titles_of
-from tfdp_rec.job.users import UserSubset, split_users
+from tfdp_rec.job.users import UserSubset, refuse_other_kind, split_users
 from tfdp_rec.serving.own_ids import export, line_breaks
 from tfdp_rec.settings import flag
 from tfdp_rec.spectral.rules import MOST_HEAD
@@ -126,7 +126,7 @@ def _prepare(source: LogSource, state: RunState, show: Progress, log: Interactio
         file = pretraining_release(name)
         budget.refuse_excess(ledger, state.events_due(name, budget.releases(*([file] if file else []))))
     if state.earlier:
-        _refuse_other_kind(kind, state.earlier.items)
+        refuse_other_kind("item", state.earlier.items.ids.type, kind)
         if is_trained(settings.released_name):
             from tfdp_rec.job.recommenders import training
 
@@ -192,14 +192,6 @@ def _refuse_unfit(settings: JobSettings, log: Interactions, public: Items | None
         raise ValueError("--order yes needs --time, the column that says in which order rows are.")
     if settings.servers and any(map(is_two_tower, settings.mechanism)) and not log.ordered:
         raise ValueError("Workers of a cluster predict what comes next: give --time, or train in one process.")
-
-
-def _refuse_other_kind(kind: pa.DataType, known: Items) -> None:
-    before, now = ("whole numbers" if pa.types.is_integer(each) else "text" for each in (known.ids.type, kind))
-    if before != now:
-        raise ValueError(
-            f"--item: the ids of items were {before} on the days before, and are {now} here: write them as they were."
-        )
 
 
 def _count_candidates(job: Job) -> tuple[int, int]:
@@ -323,7 +315,7 @@ def _gather(job: Job, items: Items, seated: NDArray[np.bool_] | None) -> Materia
     }  # fmt: skip
     examples = NewItemExamples(log, job.users.test[:_TEST_USERS])
     tests = Evaluation(examples, job.settings.seed, min(500, rows_at_a_time([1, log.num_items], _SCORES)))
-    return Material(log, job.users, releases, features, tests)
+    return Material(log, job.users, releases, tests, features)
 
 
 def _count_popularity(job: Job, log: Interactions, counted: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -366,7 +358,6 @@ def _counts_epsilon(job: Job, noise: float) -> float:
 def _make(
     job: Job, material: Material, name: str, train: Callable[[Training], MadeRecommender] | None
 ) -> MadeRecommender:
-    assert material.tests is not None
     job.show.begin(f"{names.look_up(name).label}: making and testing on {len(material.tests):,} users")
     if name == job.settings.released_name and not names.look_up(name).claims_epsilon:
         if _UNPROVEN not in [paid.label for paid in job.chain.paid]:
@@ -383,7 +374,6 @@ def _make(
 
 def _record(name: str, made: MadeRecommender, material: Material) -> dict[str, Any]:
     """What results.json says of a recommender."""
-    assert material.tests is not None
     means = material.tests.measure(made.scores) if made.means is None else made.means
     return {
         "recommender": name, "recalls": {metric: mean.value for metric, mean in means.items()},

@@ -207,8 +207,8 @@ class Material:
     log: Interactions  # with its items
     users: Users
     releases: Mapping[str | None, Any]  # by file: private sums, and the popularity of each item
+    tests: Evaluation
     features: list[list[str]] | None = None  # public, of each item
-    tests: Evaluation | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -42,6 +42,7 @@ from tfdp_rec.core.ground.files import remove, sync_entry, writing
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.job.budget import Budget
 from tfdp_rec.job.run_folder import SEATS
+from tfdp_rec.job.users import refuse_other_kind
 
 LABEL = "seats of a day"
 _ID = b"list"
@@ -85,7 +86,9 @@ def take_seats(
     notes = _notes(ledger)
     last, paid = notes[-1], _notes_that_paid(ledger, notes)
     held = _read(folder, last)
-    _refuse_other_kind(held, log)
+    if held.num_rows:
+        why = ", so that a user would not be known again"
+        refuse_other_kind("user", held["user"].type, log.unit_ids.type, why)
     if mine and mine == last.list:
         return DaySeats(_have_seats(log, held, last.day), mine)
     own = next((note for note in notes if mine and note.list == mine), None)
@@ -194,14 +197,3 @@ def _count_seats(log: Interactions, held: pa.Table) -> NDArray[np.int64]:
 def _have_seats(log: Interactions, held: pa.Table, day: int) -> NDArray[np.bool_]:
     users = held.filter(pc.equal(held["day"], day))["user"].combine_chunks()
     return pc.is_in(_ids(log), value_set=users).to_numpy().astype(bool)
-
-
-def _refuse_other_kind(held: pa.Table, log: Interactions) -> None:
-    before, now = (
-        "whole numbers" if pa.types.is_integer(kind) else "text" for kind in (held["user"].type, log.unit_ids.type)
-    )
-    if held.num_rows and before != now:
-        raise ValueError(
-            f"--user: the ids of users were {before} on the days before, and are {now} here, so that a user "
-            "would not be known again: write them as they were."
-        )

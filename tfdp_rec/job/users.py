@@ -58,6 +58,16 @@ def _choose_sampling(users: int, settings: JobSettings) -> Sampling | None:
     return PoissonSampling(users, settings.batch_size, unit="user")
 
 
+def refuse_other_kind(name: str, before: pa.DataType, now: pa.DataType, why: str = "") -> None:
+    """Raises if ids of users or of items were text on the days before, and are whole numbers now, or the reverse."""
+    then, here = ("whole numbers" if pa.types.is_integer(kind) else "text" for kind in (before, now))
+    if then != here:
+        raise ValueError(
+            f"--{name}: the ids of {name}s were {then} on the days before, and are {here} here{why}: write them as "
+            "they were."
+        )
+
+
 class UserSubset:
     """Some users of a log, as `SpectralRecommender.fit` and `private_counts` take them; `show` is given public counts.
 

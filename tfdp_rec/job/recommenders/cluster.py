@@ -74,7 +74,7 @@ def _train(trainer: ParameterServerTrainer, training: Training) -> MadeRecommend
         trainer.save()
         raise
     model, steps = trainer.model(), trainer.attempts
-    means = training.measure(model)
+    means = training.material.tests.measure(model)
     found = training.add_costs(MadeRecommender(model, model, steps=steps, means=means), accountant)
     last = {"recommender": training.name, "step": steps, "loss": curve.loss, "epsilon": found.epsilon}
     folder.append({**last, **{each: mean.value for each, mean in means.items()}})

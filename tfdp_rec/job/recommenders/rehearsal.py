@@ -13,6 +13,7 @@ import numpy as np
 
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.job.budget import pretraining_release
+from tfdp_rec.job.evaluation import Evaluation, NewItemExamples
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.recommenders.training import Training, refusals_as_wrong_arguments
 from tfdp_rec.job.run_state import Job, Material
@@ -27,10 +28,11 @@ def rehearse(job: Job) -> None:
     rows = {"user": [0, 0], "item": [1, 2], "time": [0, 1]}
     invented = Interactions.read(rows, user="user", item="item", time="time", items=ids)
     users = dataclasses.replace(job.users, train=np.zeros(1, np.int64), test=np.zeros(0, np.int64))
+    tests = Evaluation(NewItemExamples(invented, users.test), seed=0)
     for name in filter(names.is_trained, job.settings.mechanism):
         if job.state.result(name) is None:
             release = np.ones(len(ids)) if names.is_two_tower(name) else _make_sums(job, invented)
-            _step(Training(name, job, Material(invented, users, {pretraining_release(name): release})))
+            _step(Training(name, job, Material(invented, users, {pretraining_release(name): release}, tests)))
 
 
 def _make_sums(job: Job, log: Interactions) -> SpectralRecommender:

@@ -48,7 +48,6 @@ from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.run_folder import MODEL
 from tfdp_rec.job.run_state import Job, MadeRecommender, Material
 from tfdp_rec.job.settings import JobSettings
-from tfdp_rec.metrics import Mean
 from tfdp_rec.models import SASRec, TwoTower
 from tfdp_rec.models.own_catalogue import loaded_model
 from tfdp_rec.training.privacy_budget import PrivacyBudget
@@ -84,11 +83,6 @@ class Training:
         """How users come into batches."""
         assert self.material.users.sampling is not None
         return self.material.users.sampling
-
-    def measure(self, model: Any) -> dict[str, Mean]:
-        """Results of tests."""
-        assert self.material.tests is not None
-        return self.material.tests.measure(model)
 
     @property
     def ledger(self) -> Ledger | None:
@@ -326,7 +320,7 @@ class _Curve(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         record = {"recommender": self.training.name, "step": self.step, "loss": float((logs or {})["loss"])}
-        record |= {name: mean.value for name, mean in self.training.measure(self.model).items()}
+        record |= {name: mean.value for name, mean in self.training.material.tests.measure(self.model).items()}
         if self.accountant is not None:
             record["epsilon"] = self.accountant.epsilon()
         self.training.job.state.folder.append(record)
