@@ -71,18 +71,9 @@ class DaySeats:
     id: str
 
 
-def take_seats(
-    folder: pathlib.Path, ledger: Ledger, budget: Budget, log: Interactions, mine: str = ""
-) -> DaySeats:
-    """Takes the seats of a day, durably, before anything of it is paid for.
-
-    Args:
-        folder: The private part of the run folder.
-        ledger: The run's ledger.
-        budget: What the first day decided.
-        log: The log of the day.
-        mine: Id of the list in which this day has taken its seats before, if it has.
-    """
+def take_seats(folder: pathlib.Path, ledger: Ledger, budget: Budget, log: Interactions, mine: str = "") -> DaySeats:
+    """Takes the seats of a day, durably, before anything of it is paid for."""
+    # mine: id of the list in which this day has taken its seats before, if it has; folder: private
     notes = _notes(ledger)
     last, paid = notes[-1], _notes_that_paid(ledger, notes)
     held = _read(folder, last)
