@@ -145,7 +145,7 @@ def test_what_tensorflow_says_of_a_full_disk_is_one_sentence(small, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    "number", [*range(0, 420, 40), *(pytest.param(n, marks=pytest.mark.slow) for n in range(420) if n % 40)]
+    "number", [*range(0, 500, 40), *(pytest.param(n, marks=pytest.mark.slow) for n in range(500) if n % 40)]
 )
 def test_sigterm_at_any_line_of_what_keeps_a_run(small, tmp_path, monkeypatch, capsys, number):
     """At the `number`-th line that is run of run_state.py and pipeline.py, counted from the start."""
