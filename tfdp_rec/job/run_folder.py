@@ -22,7 +22,7 @@ RELEASE, PRIVATE = "release", "private"
 LEDGER, SERVABLE, STATEMENT, RELEASED, MODEL, CARD = (
     "ledger.jsonl", "servable", "statement.txt", "released.npz", "model.keras", "card.md"
 )  # fmt: skip
-CONFIG, SEATS = "config.json", "seats.parquet"
+CONFIG, SEATS = "config.json", ("seats.parquet", "seats.parquet.next")
 FINAL = (CONFIG, SERVABLE, STATEMENT, RELEASED)  # a folder with any of them holds a run
 _IN_RELEASE = (LEDGER, SERVABLE, STATEMENT, RELEASED, MODEL, CARD)
 

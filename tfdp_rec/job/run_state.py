@@ -106,7 +106,10 @@ class WarmStart:
     @classmethod
     def load(cls, folder: Path) -> WarmStart:
         """What `save` wrote into a run folder."""
-        found = cls.read(find(folder, RELEASED))
+        path = find(folder, RELEASED)
+        found = cls.read(path)
+        if found is None and path.exists():
+            raise _changed_file(path, KeyError("items"))
         if found is None:
             raise ValueError(
                 f"{folder} has no {RELEASED}, what it released, so that there is nothing to add a day to: it was "
@@ -604,8 +607,8 @@ def _remove_unpaid_ledgers(out: Path) -> None:
                     raise ValueError(f"{path} is in use by another run: give another --out.") from None
                 path.unlink()
     if not find(out, LEDGER).exists() and not find(out, RELEASED).exists():
-        for path in pathlib.Path(out, PRIVATE).glob(f"{SEATS}*"):
-            remove(path)
+        for name in SEATS:
+            remove(pathlib.Path(out, PRIVATE, name))
     beside = pathlib.Path(out, PRIVATE, LEDGERS)
     if beside.is_dir() and not any(beside.iterdir()):
         beside.rmdir()

@@ -46,7 +46,7 @@ from tfdp_rec.job.users import refuse_other_kind
 
 LABEL = "seats of a day"
 _ID = b"list"
-_NEXT = f"{SEATS}.next"
+_LIST, _NEXT = SEATS
 
 
 class _Note(NamedTuple):
@@ -137,13 +137,13 @@ def _write(folder: pathlib.Path, ledger: Ledger, table: pa.Table, day: int) -> s
 
 
 def _name(folder: pathlib.Path) -> None:
-    os.replace(folder / _NEXT, folder / SEATS)
+    os.replace(folder / _NEXT, folder / _LIST)
     sync_entry(os.fspath(folder))
 
 
 def _read(folder: pathlib.Path, last: _Note) -> pa.Table:
     """The list that the ledger has noted last."""
-    path, following = folder / SEATS, folder / _NEXT
+    path, following = folder / _LIST, folder / _NEXT
     if last == _NONE and not path.exists():
         return pa.table({"user": pa.array([], pa.string()), "day": pa.array([], pa.int32())})
     try:
