@@ -55,7 +55,7 @@ def options() -> str:
     lines = ["# Options of tfdp-rec train", "", "| option | default | |", "| --- | --- | --- |"]
     for field in dataclasses.fields(JobSettings):
         default = "" if field.default in (None, "", ()) else f"`{field.default}`"
-        lines.append(f"| `{flag(field.name)}` | {default} | {field.metadata['option']['words']} |")
+        lines.append(f"| `{flag(field.name)}` | {default} | {field.metadata['option'].words} |")
     return "\n".join(lines) + "\n"
 
 

@@ -9,9 +9,9 @@ Example:
     ...     rates: tuple[float, ...] = option((1.0,), "learning rates to try", POSITIVE)
     >>> parser = argparse.ArgumentParser()
     >>> add_options(parser, Sizes)
-    >>> chosen(parser.parse_args("--rates 0.1 0.2".split()), Sizes(steps=60))
+    >>> choose(parser.parse_args("--rates 0.1 0.2".split()), Sizes(steps=60))
     Sizes(steps=60, rates=(0.1, 0.2))
-    >>> chosen(parser.parse_args("--steps 0".split()), Sizes())
+    >>> choose(parser.parse_args("--steps 0".split()), Sizes())
     Traceback (most recent call last):
     ValueError: --steps must be positive, got 0.
 """
@@ -21,8 +21,9 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import math
+import types
 import typing
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 AnySettings = TypeVar("AnySettings")
@@ -42,7 +43,7 @@ BETWEEN_0_AND_1 = Check("must be between 0 and 1", lambda value: 0 < value < 1)
 
 def option(
     default: Any, words: str, check: Check | None = None, choices: Sequence[str] | None = None,
-    metavar: str | tuple[str, ...] | None = None, group: str = "", several: str | int = "+", of: str = "",
+    metavar: str | tuple[str, ...] | None = None, group: str = "", several: str | int = "+",
 ) -> Any:  # fmt: skip
     """A field of a settings dataclass that can be given on the command line.
 
@@ -54,56 +55,41 @@ def option(
         metavar: Words that stand for the value in the help.
         group: Heading of the help that the option stands under.
         several: Number of values of a field that takes several: "+", at least one, "*", or a number.
-        of: Constructor that takes the value and its argument, such as "optimizer.l2_norm_clip"; see `arguments`.
     """
-    known = {
-        "words": words, "check": check, "choices": choices, "metavar": metavar, "group": group, "several": several,
-        "of": of,
-    }  # fmt: skip
+    known = types.SimpleNamespace(
+        words=words, check=check, choices=choices, metavar=metavar, group=group, several=several
+    )  # fmt: skip
     return dataclasses.field(default=default, metadata={"option": known})
+
+
+def _options(settings: Any) -> Iterator[tuple[dataclasses.Field[Any], types.SimpleNamespace]]:
+    """The fields of settings, or of their class, that are options, each with what `option` was given."""
+    yield from ((field, field.metadata["option"]) for field in dataclasses.fields(settings) if field.metadata)
 
 
 def add_options(parser: argparse.ArgumentParser, settings: type) -> None:
     """Adds the options of a settings class to a parser; what is not given stays None."""
-    hints, groups = typing.get_type_hints(settings), {"": parser}
-    for field in dataclasses.fields(settings):
-        known = field.metadata.get("option")
-        if known is None:
-            continue
-        if known["group"] not in groups:
-            groups[known["group"]] = parser.add_argument_group(known["group"])  # type: ignore[assignment]
-        hint = hints[field.name]
-        if type(None) in typing.get_args(hint):
-            (hint,) = [one for one in typing.get_args(hint) if one is not type(None)]
-        several = typing.get_origin(hint) is tuple
-        kind = typing.get_args(hint)[0] if several else hint
-        words, more = known["words"], dict[str, Any]()
-        if field.default not in (None, "", False, ()):
-            words += f" (default: {_shown(field.default)})"
+    hints, groups = typing.get_type_hints(settings), dict[str, Any]({"": parser})
+    for field, known in _options(settings):
+        if known.group not in groups:
+            groups[known.group] = parser.add_argument_group(known.group)
+        # Of `float | None` and of `tuple[int, ...]` the type of one value.
+        several = typing.get_origin(hints[field.name]) is tuple
+        kind = next(iter(typing.get_args(hints[field.name])), hints[field.name])
+        more: dict[str, Any] = {"type": integer if kind is int else kind, "choices": known.choices}
+        more |= {"metavar": known.metavar, **({"nargs": known.several, "action": "extend"} if several else {})}
         if kind is bool:
             more = {"action": argparse.BooleanOptionalAction if field.default else "store_true"}
-        else:
-            more = {"type": whole if kind is int else kind, "choices": known["choices"], "metavar": known["metavar"]}
-            more |= {"nargs": known["several"], "action": "extend"} if several else {}
-        words = words.replace("%", "%%")
-        groups[known["group"]].add_argument(flag(field.name), default=None, help=words, **more)
+        unusual = field.default not in (None, "", False, ())
+        words = known.words + (f" (default: {_show(field.default)})" if unusual else "")
+        groups[known.group].add_argument(flag(field.name), default=None, help=words.replace("%", "%%"), **more)
 
 
-def arguments(settings: Any, constructor: str) -> dict[str, Any]:
-    """The values of all options that are arguments `of` a constructor; None leaves its own default."""
-    found = {}
-    for field in dataclasses.fields(settings):
-        of, _, argument = field.metadata.get("option", {}).get("of", "").partition(".")
-        if of == constructor and getattr(settings, field.name) is not None:
-            found[argument] = getattr(settings, field.name)
-    return found
-
-
-def whole(text: str) -> int:
+def integer(text: str) -> int:
     """A whole number as people write it: 100000 or 1e5.
 
     Example:
-        >>> whole("1e5"), whole("12")
+        >>> integer("1e5"), integer("12")
         (100000, 12)
     """
     try:
@@ -115,12 +101,12 @@ def whole(text: str) -> int:
     return int(value)
 
 
-whole.__name__ = "int"  # as argparse's errors call it
+integer.__name__ = "int"  # as argparse's errors call it
 
 
-def _shown(value: Any) -> str:
+def _show(value: Any) -> str:
     if isinstance(value, tuple):
-        return " ".join(map(_shown, value))
+        return " ".join(map(_show, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -129,25 +115,23 @@ def flag(name: str) -> str:
     return "--" + name.replace("_", "-")
 
 
-def chosen(args: argparse.Namespace, base: AnySettings) -> AnySettings:
+def choose(args: argparse.Namespace, base: AnySettings) -> AnySettings:
     """The settings with what was given on the command line; `base` holds where nothing was given."""
-    given = {}
-    for field in dataclasses.fields(base):  # type: ignore[arg-type]
-        value = getattr(args, field.name, None)
-        if "option" in field.metadata and value is not None:
-            given[field.name] = tuple(value) if isinstance(value, list) else value
-    settings = dataclasses.replace(base, **given)  # type: ignore[type-var]
+    given = {field.name: getattr(args, field.name, None) for field, _ in _options(base)}
+    given = {name: tuple(value) if isinstance(value, list) else value for name, value in given.items()}
+    settings = dataclasses.replace(  # type: ignore[type-var]
+        base, **{name: value for name, value in given.items() if value is not None}
+    )
     refuse_wrong(settings)
     return settings
 
 
 def refuse_wrong(settings: Any) -> None:
     """Refuses the first value that is not what its check asks for, by a `ValueError` that names the option."""
-    for field in dataclasses.fields(settings):
-        known, value = field.metadata.get("option", {}), getattr(settings, field.name)
-        check, choices = known.get("check"), known.get("choices")
+    for field, known in _options(settings):
+        value = getattr(settings, field.name)
         for one in value if isinstance(value, tuple) else (value,):
-            if one is not None and check is not None and not check.holds(one):
-                raise ValueError(f"{flag(field.name)} {check.words}, got {one}.")
-            if choices is not None and one not in choices:
-                raise ValueError(f"{flag(field.name)} must be one of {', '.join(choices)}, got {one!r}.")
+            if one is not None and known.check is not None and not known.check.holds(one):
+                raise ValueError(f"{flag(field.name)} {known.check.words}, got {one}.")
+            if known.choices is not None and one not in known.choices:
+                raise ValueError(f"{flag(field.name)} must be one of {', '.join(known.choices)}, got {one!r}.")

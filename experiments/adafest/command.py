@@ -1,4 +1,15 @@
-"""`python -m experiments.adafest`: how few table rows a private step may update, and what that costs in AUC."""
+"""`python -m experiments.adafest`: how few table rows a private step may update, and what that costs in AUC.
+
+  python -m experiments.adafest --quick                    clicks at ε 1: ten minutes on two cores
+  python -m experiments.adafest --data train.txt           the Kaggle logs; a folder of day files for the stream too
+  python -m experiments.adafest --task text --quick        sentiment of generated sentences, the token table sparse
+
+DPSGD, AdaFEST, FEST, AdaFEST+ and exponential selection train the same model at the same ε; the reduction is
+how many times fewer table values a step updates than DPSGD's. "frozen" trains no table at all. The stream trains
+day by day on drifting logs; speed lets all mechanisms step in turn; tuning shows DPSGD and AdaFEST at other learning
+rates; sparsity counts the zeros of a batch's gradient. Run it again to go on where it stopped, or with more
+--epsilons, --mechanisms or --seeds.
+"""
 
 from __future__ import annotations
 
@@ -7,19 +18,7 @@ import dataclasses
 from typing import Any
 
 from experiments.adafest.settings import Grid, Sizes, defaults
-from tfdp_rec.settings import add_options, chosen
-
-HELP = """\
-  python -m experiments.adafest --quick                    clicks at epsilon 1: ten minutes on two cores
-  python -m experiments.adafest --data train.txt           the Kaggle logs; a folder of day files for the stream too
-  python -m experiments.adafest --task text --quick        sentiment of generated sentences, the token table sparse
-
-DPSGD, AdaFEST, FEST, AdaFEST+ and exponential selection train the same model at the same epsilon; the reduction is
-how many times fewer table values a step updates than DPSGD's. "frozen" trains no table at all. The stream trains
-day by day on drifting logs; speed lets all mechanisms step in turn; tuning shows DPSGD and AdaFEST at other learning
-rates; sparsity counts the zeros of a batch's gradient. Run it again to go on where it stopped, or with more
---epsilons, --mechanisms or --seeds.
-"""
+from tfdp_rec.settings import add_options, choose
 
 PARTS = ("frontier", "stream", "speed", "tuning", "sparsity")
 SPEED_ROUNDS = 60
@@ -82,7 +81,7 @@ def parts(args: argparse.Namespace) -> list[str]:
 def settings(args: argparse.Namespace) -> tuple[Sizes, Grid]:
     """The sizes of a training and the grid of trainings that were asked for."""
     sizes, grid = defaults(args.task, args.quick)
-    return chosen(args, sizes), chosen(args, grid)
+    return choose(args, sizes), choose(args, grid)
 
 
 def make_problem(task: str, data: str | None, sizes: Any) -> Any:

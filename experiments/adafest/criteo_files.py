@@ -148,13 +148,13 @@ def _parse(lines: list[bytes], buckets: Sequence[int], path: pathlib.Path, first
     if fields is None:
         raise ValueError(_what_is_wrong(lines, path, first_line))
     label, numbers, categories = fields[0], fields[1 : 1 + NUM_NUMERIC], fields[1 + NUM_NUMERIC :]
-    values = np.stack([_whole_numbers(column) for column in numbers], axis=1)
+    values = np.stack([_integers(column) for column in numbers], axis=1)
     hashed = [
         hash_to_buckets(_hexadecimals(column), pc.not_equal(column, "").to_numpy(zero_copy_only=False), feature, size)
         for feature, (column, size) in enumerate(zip(categories, buckets))
     ]
     logs = np.log1p(np.maximum(values, 0)).astype(np.float32)
-    return CriteoExamples(_whole_numbers(label).astype(np.float32), logs, np.stack(hashed, axis=1))
+    return CriteoExamples(_integers(label).astype(np.float32), logs, np.stack(hashed, axis=1))
 
 
 def _fields(lines: list[bytes]) -> list[pa.Array] | None:
@@ -171,7 +171,7 @@ def _fields(lines: list[bytes]) -> list[pa.Array] | None:
     return columns if fit and len(table) == len(lines) else None
 
 
-def _whole_numbers(column: pa.Array) -> np.ndarray:
+def _integers(column: pa.Array) -> np.ndarray:
     """Whole numbers, 0 where the field is empty."""
     there = pc.if_else(pc.equal(column, ""), "0", column)
     return there.cast(pa.int64()).to_numpy(zero_copy_only=False)

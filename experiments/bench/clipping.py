@@ -1,5 +1,10 @@
 """`python -m experiments.bench clipping`: what clipping alone costs: a private step without noise against SGD.
 
+  python -m experiments.bench clipping dlrm                          26 tables of 10,000 x 128, batch 2,048
+  python -m experiments.bench clipping transformer --json out.json   two encoder layers, tied output table
+  python -m experiments.bench clipping rows                          does a step's time depend on the table's size?
+  python -m experiments.bench clipping memory                        what a step holds beyond the model, 5,000,000 x 128
+
 All contestants train the same model on the same batch, in one process and in turn:
 
 ===============  ==============================================================================================
@@ -21,12 +26,6 @@ from typing import Any
 
 from experiments.bench import timing
 
-HELP = """\
-  python -m experiments.bench clipping dlrm                          26 tables of 10,000 x 128, batch 2,048
-  python -m experiments.bench clipping transformer --json out.json   two encoder layers, tied output table
-  python -m experiments.bench clipping rows                          does a step's time depend on the table's size?
-  python -m experiments.bench clipping memory                        what a step holds beyond the model, 5,000,000 x 128
-"""
 REFERENCE = "sparse-sgd"
 STRATEGIES = ("bookkeeping", "ghost", "reweighted", "per_example")
 SMALL, LARGE = 50_000, 5_000_000

@@ -1,5 +1,16 @@
 """`python -m experiments.bench lazydp`: LazyDPSGD against SGD, DP-SGD and EANA, figure by figure of the LazyDP paper.
 
+  python -m experiments.bench lazydp sizes --megabytes 96 960        time against table size (figure 13a)
+  python -m experiments.bench lazydp sizes --megabytes 9600 --apart  one contestant in memory at a time
+  python -m experiments.bench lazydp sizes --contestants lazy lazy-ftrl dp-ftrl     correlated noise
+  python -m experiments.bench lazydp batch --json batch.json         batches of 1,024 to 4,096 (figures 10 and 14)
+  python -m experiments.bench lazydp pooling | skew | models         figures 13b, 13d, 13c
+  python -m experiments.bench lazydp breakdown                       where a step's time goes (figure 11)
+  python -m experiments.bench lazydp strategies                      DP-SGD by clipping strategy
+  python -m experiments.bench lazydp two-tower | big-table           MovieLens-20M's size; 100 million rows
+  python -m experiments.bench lazydp main-job                        the two-tower of scripts/train; 10 million movies
+  python -m experiments.bench lazydp rows                            one table of 10^5 to 10^7 rows, AdaFEST too
+
 Every contestant has a process of its own; in each round all of them take a turn of a few steps, so that the machine's
 drift hits all alike. A ratio is taken within a round; what is reported is the median over rounds, and the range.
 """
@@ -18,19 +29,6 @@ from experiments.bench import timing
 from experiments.bench.cases import RMC_WIDTH, USUAL, Case
 from experiments.bench.race import machine, race
 from experiments.bench.workers import Worker
-
-HELP = """\
-  python -m experiments.bench lazydp sizes --megabytes 96 960        time against table size (figure 13a)
-  python -m experiments.bench lazydp sizes --megabytes 9600 --apart  one contestant in memory at a time
-  python -m experiments.bench lazydp sizes --contestants lazy lazy-ftrl dp-ftrl     correlated noise
-  python -m experiments.bench lazydp batch --json batch.json         batches of 1,024 to 4,096 (figures 10 and 14)
-  python -m experiments.bench lazydp pooling | skew | models         figures 13b, 13d, 13c
-  python -m experiments.bench lazydp breakdown                       where a step's time goes (figure 11)
-  python -m experiments.bench lazydp strategies                      DP-SGD by clipping strategy
-  python -m experiments.bench lazydp two-tower | big-table           MovieLens-20M's size; 100 million rows
-  python -m experiments.bench lazydp main-job                        the two-tower of scripts/train; 10 million movies
-  python -m experiments.bench lazydp rows                            one table of 10^5 to 10^7 rows, AdaFEST too
-"""
 
 REFERENCE = "sparse-sgd"
 MLPERF_TABLES, MLPERF_WIDTH = 26, 128

@@ -1,5 +1,8 @@
 """`python -m experiments.bench noise`: what unit Gaussians cost, by sampler, and whether drawing them ahead helps.
 
+  python -m experiments.bench noise                          one step of the DLRM shape, 6.8 million values
+  python -m experiments.bench noise --rows 1024 --width 32
+
 The default shape is one step of the DLRM benchmark: 26 tables, 2,048 rows each, 128 wide.
 """
 
@@ -18,11 +21,6 @@ from experiments.bench import timing
 
 if TYPE_CHECKING:
     import tensorflow as tf
-
-HELP = """\
-  python -m experiments.bench noise                          one step of the DLRM shape, 6.8 million values
-  python -m experiments.bench noise --rows 1024 --width 32
-"""
 
 Draw = Callable[[], object]
 

@@ -1,5 +1,12 @@
 """`python -m experiments.bench ps`: speed and bytes on the wire of each mechanism on parameter servers, by rows.
 
+  python -m experiments.bench ps                                      the shapes and sizes of the EANA paper's Table 3
+  python -m experiments.bench ps --rows 100000 --dim 64 --json ps.json    one size
+  python -m experiments.bench ps --rows 27278 100000 --model two-tower    one shape
+  python -m experiments.bench ps --rows 5000000 --dim 128 --apart         one mechanism in memory at a time
+
+Starts its own clusters on loopback and ends every process it started.
+
 Every mechanism has a cluster of its own on loopback: a coordinator, workers and servers, real processes. In each round
 each takes a turn while the others stand still; a ratio is taken within a round, and the median over rounds is reported,
 with the range. All processes share this machine's cores, so a step costs what all of them need for it.
@@ -23,15 +30,6 @@ from experiments.bench.cases import SERVED, SERVED_TABLES, ServedCase
 from experiments.bench.race import free_bytes, machine, race
 from experiments.bench.workers import Worker
 from tfdp_rec.mechanisms import dp_sgd, eana, lazy_dp_sgd
-
-HELP = """\
-  python -m experiments.bench ps                                      the shapes and sizes of the EANA paper's Table 3
-  python -m experiments.bench ps --rows 100000 --dim 64 --json ps.json    one size
-  python -m experiments.bench ps --rows 27278 100000 --model two-tower    one shape
-  python -m experiments.bench ps --rows 5000000 --dim 128 --apart         one mechanism in memory at a time
-
-Starts its own clusters on loopback and ends every process it started.
-"""
 
 PAPER: dict[str, dict[str, float]] = {  # steps a second
     "two-tower 27,278": {dp_sgd.name: 78, eana.name: 223},

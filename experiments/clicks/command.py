@@ -1,15 +1,5 @@
-"""`python -m experiments.clicks`: what private training brings on a click log."""
+"""`python -m experiments.clicks`: what private training brings on a click log.
 
-from __future__ import annotations
-
-import argparse
-import dataclasses
-from pathlib import Path
-
-from experiments.clicks.settings import Grid, Sizes
-from tfdp_rec.settings import add_options, chosen
-
-HELP = """\
   python -m experiments.clicks generated                                generated displays of Criteo's schema
   python -m experiments.clicks generated-ads                            of CriteoPrivateAd's, by users
   python -m experiments.clicks generated-ads --rows-alone               the same by displays
@@ -22,6 +12,16 @@ HELP = """\
 Contestants are tuned on validation rows and judged on test rows: AUC, and log loss relative to that of the rate of
 clicks. Run it again to go on where it stopped, or with more --epsilons or --seeds.
 """
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from experiments.clicks.settings import Grid, Sizes
+from tfdp_rec.settings import add_options, choose
+
 NAMES = ("frappe", "frappe-events", "movielens", "movielens-events", "criteo", "avazu", "private-ad", "generated",
          "generated-ads")  # fmt: skip
 
@@ -38,7 +38,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Trains what is missing, then writes results.json, the plot and report.md."""
-    sizes, grid = chosen(args, Sizes()), chosen(args, Grid())
+    sizes, grid = choose(args, Sizes()), choose(args, Grid())
     if sizes.per_user and sizes.rows_alone:
         raise ValueError("--per-user and --rows-alone are two kinds of units: leave one out.")
     from experiments.clicks import report

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from tfdp_rec import mechanisms
-from tfdp_rec.settings import NOT_NEGATIVE, POSITIVE, add_options, chosen, option
+from tfdp_rec.settings import NOT_NEGATIVE, POSITIVE, add_options, choose, option
 
 MECHANISMS = ("SGD", *(mechanism.label for mechanism in mechanisms.COMMON))
 
@@ -76,7 +76,7 @@ def run(
     from experiments.eana import cells, report
     from experiments.study import Study
 
-    grid = chosen(args, Grid())
+    grid = choose(args, Grid())
     study = Study(args.out, {**dataclasses.asdict(sizes), "data": args.data})
     speeds, speed_page = measure_speed(study)
     task = make_task()

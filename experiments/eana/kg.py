@@ -1,4 +1,13 @@
-"""`python -m experiments.eana kg`: knowledge-graph entities at large vocabularies (EANA paper, section 4.2)."""
+"""`python -m experiments.eana kg`: knowledge-graph entities at large vocabularies (EANA paper, section 4.2).
+
+  python -m experiments.eana kg --quick                          ten minutes on two cores
+  python -m experiments.eana kg --vocabulary 5000000             the paper's larger vocabulary
+  python -m experiments.eana kg --data people.parquet --vocabularies terms/
+
+A transformer reads three features of each activity, each with its own table, and predicts an entity. The data are
+generated timelines over a planted graph, or yours (JSON lines or Parquet; terms/ holds entities.txt, unigrams.txt
+and bigrams.txt, one public term a line). Speed is measured at every vocabulary of --speed, in steps a second.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +19,7 @@ from typing import Any
 from experiments import tables
 from experiments.eana import command
 from tfdp_rec.mechanisms import dp_sgd, eana, lazy_dp_sgd
-from tfdp_rec.settings import POSITIVE, chosen, option
-
-HELP = """\
-  python -m experiments.eana kg --quick                          ten minutes on two cores
-  python -m experiments.eana kg --vocabulary 5000000             the paper's larger vocabulary
-  python -m experiments.eana kg --data people.parquet --vocabularies terms/
-
-A transformer reads three features of each activity, each with its own table, and predicts an entity. The data are
-generated timelines over a planted graph, or yours (JSON lines or Parquet; terms/ holds entities.txt, unigrams.txt
-and bigrams.txt, one public term a line). Speed is measured at every vocabulary of --speed, in steps a second.
-"""
+from tfdp_rec.settings import POSITIVE, choose, option
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,7 +60,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the study and writes its folder."""
-    sizes = chosen(args, QUICK if args.quick else Sizes())
+    sizes = choose(args, QUICK if args.quick else Sizes())
     if bool(args.data) != bool(args.vocabularies):
         raise ValueError("--data and --vocabularies go together: a list read off the data would be a release.")
 

@@ -1,4 +1,13 @@
-"""`python -m experiments.eana movielens`: next-movie prediction, precision and exposure (EANA paper, section 4.1)."""
+"""`python -m experiments.eana movielens`: next-movie prediction, precision and exposure (EANA paper, section 4.1).
+
+  python -m experiments.eana movielens --quick                  ten minutes on two cores
+  python -m experiments.eana movielens --data ml-20m            the paper's size on the real files; hours
+
+SGD, DPSGD, EANA and LazyDPSGD at noise 0.001, 0.01 and that of ε = 8 train the same two-tower model on
+users among whom canaries are planted; what is left is precision@k on other users, and how exposed the canaries
+are. Everything goes into one folder; run it again to go on where it stopped. Noise is on the average clipped
+gradient, as in the paper's algorithms: 0.01 at batches of 64 is a noise multiplier of 0.64.
+"""
 
 from __future__ import annotations
 
@@ -7,17 +16,7 @@ import dataclasses
 from typing import Any
 
 from experiments.eana import command
-from tfdp_rec.settings import chosen
-
-HELP = """\
-  python -m experiments.eana movielens --quick                  ten minutes on two cores
-  python -m experiments.eana movielens --data ml-20m            the paper's size on the real files; hours
-
-SGD, DPSGD, EANA and LazyDPSGD at noise 0.001, 0.01 and that of epsilon = 8 train the same two-tower model on
-users among whom canaries are planted; what is left is precision@k on other users, and how exposed the canaries
-are. Everything goes into one folder; run it again to go on where it stopped. Noise is on the average clipped
-gradient, as in the paper's algorithms: 0.01 at batches of 64 is a noise multiplier of 0.64.
-"""
+from tfdp_rec.settings import choose
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the study and writes its folder."""
-    sizes = chosen(args, QUICK if args.quick else Sizes())
+    sizes = choose(args, QUICK if args.quick else Sizes())
     title = "Next movie (EANA, section 4.1)"
     return command.run(args, sizes, lambda: make_task(sizes, args.data), title, ["Figure 4", "Figure 5"])
 

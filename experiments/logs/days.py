@@ -1,5 +1,7 @@
 """`python -m experiments.logs days`: thirty days of a log that drifts, under one budget for all of them.
 
+  python -m experiments.logs days --out runs/days
+
 Each model of day t is asked about day t + 1: users who were held back on all days, told what they had before on that
 day, are to be given an item of that day that is new to them; items that the model does not know count as not found.
 
@@ -21,9 +23,6 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-HELP = """\
-  python -m experiments.logs days --out runs/days
-"""
 KEEPS = (1.0, 0.9, 0.8, 0.6, 1e-6)
 NAMES = {
     **{f"keep {keep:g}": f"added up, keep {keep:g}" for keep in KEEPS[:-1]}, f"keep {KEEPS[-1]:g}": "today alone",
@@ -121,7 +120,7 @@ class _Day:
 
     def of(self, items: Any, counted: Any = None) -> Any:
         """Users who are in the sums, by these items."""
-        from tfdp_rec.job.run import UserSubset
+        from tfdp_rec.job.users import UserSubset
 
         train = self.train if counted is None else self.train[counted[self.train]]
         return UserSubset(self.log.with_items(items), train)
@@ -153,19 +152,19 @@ class _Added:
 
         from tfdp_rec.core.claim.ledger import ZERO_OUT
         from tfdp_rec.job.budget import LABELS, SUMS
-        from tfdp_rec.job.seats import DaySeats
+        from tfdp_rec.job.seats import take_seats
         from tfdp_rec.privacy import Ledger, Snapshot
         from tfdp_rec.spectral import SpectralRecommender
 
         data = Snapshot(len(day.log), "user, item, time")
         with Ledger(self.path, "user", data, ZERO_OUT, data_changed=True) as ledger:
-            budget = self.decided.decided(ledger)
+            budget = self.decided.decide(ledger)
             counted = np.ones(len(day.log), bool)
             if budget.days_per_user is not None:
-                counted = DaySeats.taken(Path(self.seats.name), ledger, budget, day.log).of_users
+                counted = take_seats(Path(self.seats.name), ledger, budget, day.log).of_users
             for name, event in budget.releases(SUMS).items():
-                due = budget.due(ledger, event, LABELS[name])
-                budget.refuse_beyond(ledger, [due])
+                due = budget.event_due(ledger, event, LABELS[name])
+                budget.refuse_excess(ledger, [due])
                 ledger.pay(due, label=LABELS[name], settings={"sampling": None})
         self.items = _items(day, budget, self.items, counted)
         users, numbers = day.of(self.items, counted), list(range(1, len(self.items) + 1))
@@ -190,7 +189,7 @@ def _items(day: _Day, budget: Any, before: Any = None, counted: Any = None) -> A
 
     from experiments.logs.stream import Stream
     from tfdp_rec.data import Items
-    from tfdp_rec.job.run import UserSubset
+    from tfdp_rec.job.users import UserSubset
     from tfdp_rec.privacy import private_items
 
     if budget.items is None:

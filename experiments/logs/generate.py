@@ -1,5 +1,8 @@
 """`python -m experiments.logs generate`: a log as somebody's might be, in files of a million rows.
 
+  python -m experiments.logs generate --rows 1e7 --out runs/log-1e7
+  python -m experiments.logs generate --rows 1e6 --items 2e4 --tastes 20 --out logs
+
 Users have a heavy tail: user u = ⌊n r^1.5⌋ with r uniform, so that some have a hundred times the rows of others. Items
 follow Zipf's law, P(item < i) = log(i) / log(items + 1). With tastes, user u is of taste u mod tastes, and every other
 row of theirs is an item of that taste. Times are seconds of 2024, in no order. titles.csv beside them names the items.
@@ -10,10 +13,6 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-HELP = """\
-  python -m experiments.logs generate --rows 1e7 --out runs/log-1e7
-  python -m experiments.logs generate --rows 1e6 --items 2e4 --tastes 20 --out logs
-"""
 _ROWS = 10**6  # of a file
 
 

@@ -1,5 +1,7 @@
 """`python -m experiments.logs growth`: a trained model that takes in new items every day, against one made anew.
 
+  python -m experiments.logs growth --out runs/growth       an hour on two cores
+
 The days are those of `days`. Each is added by `tfdp-rec train --continue`, as a user would, to a two-tower under
 LazyDPSGD, or to a model upon sums: all days together have one ε and one ledger. On some days it is compared, on the day
 after, with
@@ -20,9 +22,6 @@ import time
 from pathlib import Path
 from typing import Any
 
-HELP = """\
-  python -m experiments.logs growth --out runs/growth       an hour on two cores
-"""
 _TESTED = 10  # recall@10
 
 
@@ -152,12 +151,12 @@ class _Next:
         import tempfile
 
         from tfdp_rec.data import Interactions
-        from tfdp_rec.job.run import Users
         from tfdp_rec.job.settings import JobSettings
+        from tfdp_rec.job.users import split_users
 
         self.holder = tempfile.TemporaryDirectory()
         self.log = Interactions.read(table, user="user", item="item", time="time", folder=Path(self.holder.name) / "l")
-        self.users = Users.of(self.log, JobSettings())
+        self.users = split_users(self.log, JobSettings())
 
     def recall(self, scores: Any, items: Any) -> Any:
         """Mean over the held-back users; items that the model does not know count as not found."""
@@ -169,7 +168,7 @@ class _Next:
 
     def counts(self, items: Any) -> Any:
         """How many of those who are not held back have each item today."""
-        from tfdp_rec.job.run import UserSubset
+        from tfdp_rec.job.users import UserSubset
 
         log = self.log.with_items(items)
         return UserSubset(log, self.users.train).exact_counts(log.catalogue)
@@ -181,7 +180,7 @@ def _released(folder: Path) -> tuple[Any, Any, float]:
     import numpy as np
 
     from tfdp_rec.core.claim.ledger import read
-    from tfdp_rec.job.warm_start import WarmStart
+    from tfdp_rec.job.run_state import WarmStart
     from tfdp_rec.models import SASRec, TwoTower
 
     model: SASRec | TwoTower = keras.models.load_model(folder / "release" / "model.keras", compile=False)

@@ -1,5 +1,7 @@
 """`python -m experiments.logs latency`: how long an answer takes, from a SavedModel in one's own ids and over HTTP.
 
+  python -m experiments.logs latency --items 1e5 1e6 1e7
+
 The recommender is not fitted: what an answer costs does not hang on what the numbers are. Its head is as large as heads
 get, histories hold 20 items, three of four of the head. Beside it stands what a model costs that scores every item: the
 inner products of a two-tower of width 32, and the best k of them.
@@ -18,9 +20,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-HELP = """\
-  python -m experiments.logs latency --items 1e5 1e6 1e7
-"""
 _MOST_SCORES = 10**8  # 0.4 GB, and a second or two
 
 

@@ -1,4 +1,10 @@
-"""`python -m experiments.logs size`: what a log costs from its files to the training step, a line for each thing."""
+"""`python -m experiments.logs size`: what a log costs from its files to the training step, a line for each thing.
+
+  python -m experiments.logs generate --rows 1e7 --out runs/log-1e7
+  python -m experiments.logs size runs/log-1e7 --into runs/prepared-1e7
+
+Memory is the most that the process has had so far. Files that were read before may still be in the system's cache.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +15,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
-
-HELP = """\
-  python -m experiments.logs generate --rows 1e7 --out runs/log-1e7
-  python -m experiments.logs size runs/log-1e7 --into runs/prepared-1e7
-
-Memory is the most that the process has had so far. Files that were read before may still be in the system's cache.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

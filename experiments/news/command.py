@@ -1,13 +1,5 @@
-"""`python -m experiments.news`: private federated news recommendation (PrivateRec paper, section 4)."""
+"""`python -m experiments.news`: private federated news recommendation (PrivateRec paper, section 4).
 
-from __future__ import annotations
-
-import argparse
-
-from experiments.news.settings import QUICK, Sizes
-from tfdp_rec.settings import add_options, chosen
-
-HELP = """\
   python -m experiments.news --quick                  ten minutes on two cores
   python -m experiments.news --data MIND_FOLDER       on the real files (news.tsv, behaviors.tsv); hours
 
@@ -15,6 +7,14 @@ Centralized, DP-FedRec and PrivateRec (as published, and corrected with four way
 on readers' clicks and answer their last impression. Everything goes into one folder; run it again to go on where
 it stopped. The published form does not have the privacy it claims: it is there for comparison.
 """
+
+from __future__ import annotations
+
+import argparse
+
+from experiments.news.settings import QUICK, Sizes
+from tfdp_rec.settings import add_options, choose
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `study news`."""
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Runs the study and writes its folder."""
-    sizes = chosen(args, QUICK if args.quick else Sizes())
+    sizes = choose(args, QUICK if args.quick else Sizes())
     from experiments.news import report
     from experiments.news.trainings import Trainings, cells_of
     from experiments.study import Study

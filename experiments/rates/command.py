@@ -1,4 +1,11 @@
-"""`python -m experiments.rates`: rates, clips and batches of private training, by the length of noise in a row."""
+"""`python -m experiments.rates`: rates, clips and batches of private training, by the length of noise in a row.
+
+  python -m experiments.rates                about half an hour on one core
+  python -m experiments.rates --seeds 5      goes on where it stopped, with more seeds
+
+A two-tower on generated timelines and a click model on generated logs. Rates are given by what the noise alone
+will do: the length of the noise in a row of a table at the end of the training.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +13,7 @@ import argparse
 import dataclasses
 
 from experiments.rates.settings import Grid, Sizes
-from tfdp_rec.settings import add_options, chosen
-
-HELP = """\
-  python -m experiments.rates                about half an hour on one core
-  python -m experiments.rates --seeds 5      goes on where it stopped, with more seeds
-
-A two-tower on generated timelines and a click model on generated logs. Rates are given by what the noise alone
-will do: the length of the noise in a row of a table at the end of the training.
-"""
+from tfdp_rec.settings import add_options, choose
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     from experiments.rates import trainings
     from experiments.study import Study
 
-    sizes, grid = chosen(args, Sizes()), chosen(args, Grid())
+    sizes, grid = choose(args, Sizes()), choose(args, Grid())
     study = Study(args.out, dataclasses.asdict(sizes))
     study.report(trainings.report(study, sizes, grid))
     return 0

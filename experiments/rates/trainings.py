@@ -114,7 +114,7 @@ class Towers(Task):
         return sampling.batches(self._examples.fetch, shared=self._examples.shared)
 
     def score(self, model: Any) -> float:
-        return self._tests.measured(model)["recall@10"].value
+        return self._tests.measure(model)["recall@10"].value
 
 
 class ClickModel(Task):

@@ -1,4 +1,14 @@
-"""`python -m experiments.sequences FILE`: the next item, by private training and by private sums."""
+"""`python -m experiments.sequences FILE`: the next item, by private training and by private sums.
+
+  python -m experiments.sequences ml-1m.txt                             users generated after these, 1,000 to 1,000,000
+  python -m experiments.sequences ml-1m.txt --users 10000 --epsilons 8  a part of it
+  python -m experiments.sequences ml-1m.txt --real                      the file's own users
+
+The file has ordered histories (experiments/spectral/data.py tells the forms). A user's last item is asked for, the
+one before it is told and not counted: HR@10 among all items but those of the history. Every method spends exactly its
+ε for users with all their items. --validate asks for the item before the last, to choose settings by. Run it
+again to go on where it stopped.
+"""
 
 from __future__ import annotations
 
@@ -7,18 +17,7 @@ import dataclasses
 from pathlib import Path
 
 from experiments.sequences.settings import Grid, Sizes
-from tfdp_rec.settings import add_options, chosen
-
-HELP = """\
-  python -m experiments.sequences ml-1m.txt                             users generated after these, 1,000 to 1,000,000
-  python -m experiments.sequences ml-1m.txt --users 10000 --epsilons 8  a part of it
-  python -m experiments.sequences ml-1m.txt --real                      the file's own users
-
-The file has ordered histories (experiments/spectral/data.py tells the forms). A user's last item is asked for, the
-one before it is told and not counted: HR@10 among all items but those of the history. Every method spends exactly its
-epsilon for users with all their items. --validate asks for the item before the last, to choose settings by. Run it
-again to go on where it stopped.
-"""
+from tfdp_rec.settings import add_options, choose
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -33,7 +32,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Measures what is missing, then writes results.json, the plot and report.md."""
-    sizes, grid = chosen(args, Sizes()), chosen(args, Grid())
+    sizes, grid = choose(args, Sizes()), choose(args, Grid())
     from experiments.sequences import report
     from experiments.sequences.trainings import Trainings, cells_of
     from experiments.spectral.data import read

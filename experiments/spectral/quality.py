@@ -1,4 +1,12 @@
-"""`python -m experiments.spectral quality`."""
+"""`python -m experiments.spectral quality`.
+
+  python -m experiments.spectral quality --data films-like books-like places-like
+  python -m experiments.spectral quality --data Video.txt LastFM.txt ml-100k.inter --seeds 5
+  python -m experiments.spectral quality --data ml-100k.inter --split leave-two-out --epsilon 8 4
+
+Data are files of yours (see experiments/spectral/data.py for their forms) or generated. Everything goes into one
+folder; run it again to go on where it stopped. Seeds make the noise repeat: results are for study, and none is private.
+"""
 
 from __future__ import annotations
 
@@ -10,14 +18,6 @@ from typing import Any
 
 import numpy as np
 
-HELP = """\
-  python -m experiments.spectral quality --data films-like books-like places-like
-  python -m experiments.spectral quality --data Video.txt LastFM.txt ml-100k.inter --seeds 5
-  python -m experiments.spectral quality --data ml-100k.inter --split leave-two-out --epsilon 8 4
-
-Data are files of yours (see experiments/spectral/data.py for their forms) or generated. Everything goes into one
-folder; run it again to go on where it stopped. Seeds make the noise repeat: results are for study, and none is private.
-"""
 DELTA = 1e-6
 RIDGES = (30.0, 100.0, 300.0, 1000.0)
 PRIVATE = ("DP popularity", "spectral cut", "ridge filter", "alternating", "spectral", "spectral by recency")

@@ -1,4 +1,9 @@
-"""`python -m experiments.spectral size`: a release of generated users, read from files that are mapped."""
+"""`python -m experiments.spectral size`: a release of generated users, read from files that are mapped.
+
+  python -m experiments.spectral size --users 1000000 --items 100000
+
+Items fall as 1/rank; a user has 20 on average. The files are written first, and not timed.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,6 @@ import os
 import resource
 import time
 from pathlib import Path
-
-HELP = """\
-  python -m experiments.spectral size --users 1000000 --items 100000
-
-Items fall as 1/rank; a user has 20 on average. The files are written first, and not timed.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

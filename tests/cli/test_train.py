@@ -15,7 +15,7 @@ from tfdp_rec.core.claim.statement import rounded_up
 from tfdp_rec.data import Items
 from tfdp_rec.job import report
 from tfdp_rec.job.budget import prior_noise
-from tfdp_rec.job.warm_start import WarmStart
+from tfdp_rec.job.run_state import WarmStart
 from tfdp_rec.privacy import epsilon_of
 
 SMALL = "--users 600 --movies 150 --steps 8 --batch-size 60 --width 4 --hidden 3 --quiet --epsilon 2"

@@ -18,7 +18,7 @@ from cli.test_going_on import wait_for
 from tfdp_rec.cli import main
 from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.distribute import own_network
-from tfdp_rec.job.warm_start import WarmStart
+from tfdp_rec.job.run_state import WarmStart
 from tfdp_rec.privacy import Accountant, PoissonSampling
 
 SMALL = "--users 600 --movies 150 --steps 4 --batch-size 60 --width 4 --hidden 3 --negatives 40 --quiet --epsilon 2"

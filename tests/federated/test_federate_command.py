@@ -29,12 +29,12 @@ def readers(tmp_path_factory):
 
 def test_the_total_is_that_of_the_ledgers_of_who_spent_most(tmp_path):
     nodes = Nodes(ledgers=str(tmp_path), budget_delta=1e-6).complete_from(FederatedSettings())
-    assert "no client has answered" in federate.spent(nodes)
+    assert "no client has answered" in federate.describe_spending(nodes)
     for client, rounds in enumerate((1, 3)):
         with Ledger(tmp_path / f"client-{client}.jsonl", UNIT, DATA, REPLACE) as ledger:
             for _ in range(rounds):
                 ledger.pay(PureDpEvent(1.0))
-    said = federate.spent(nodes)
+    said = federate.describe_spending(nodes)
     assert re.match(r"epsilon = 3(\.00\d+)? at delta = 1e-06 for one click", said) and "2 ledgers" in said
 
 
@@ -59,13 +59,13 @@ def test_a_ledger_is_of_one_user_whatever_number_the_user_has_in_todays_data(rea
     Path(nodes.ledgers).mkdir()
     for client in range(2):
         build.participant(settings, nodes.config(settings, client)).pay_round()
-    told = federate.spent(nodes)
+    told = federate.describe_spending(nodes)
     build.participant(settings, nodes.config(settings, 0)).pay_round()  # the same user again
     grown = dataclasses.replace(settings, data=str(tmp_path / "grown"))
     for client in range(2):
         with pytest.raises(BrokenLedger, match="another user"):
             build.participant(grown, nodes.config(grown, client)).pay_round()
-    assert federate.spent(nodes) != told and len(read(Path(nodes.ledgers) / "client-1.jsonl").paid) == 2
+    assert federate.describe_spending(nodes) != told and len(read(Path(nodes.ledgers) / "client-1.jsonl").paid) == 2
     asked = ["--data", grown.data, "--output", grown.output, "--dim", "8", "--budget-epsilon", "20"]
     assert main(["federate", "--simulate", "2", *asked]) == 2
     assert "of another user" in capsys.readouterr().err

@@ -236,7 +236,7 @@ def test_flowers_simulation_equals_ours(tmp_path, secure):
     chosen = settings(tmp_path, clients=3, secure=secure)
     nodes = Nodes().complete_from(chosen)
     federate.simulate(chosen, nodes)
-    assert "epsilon = inf" in federate.spent(nodes) and "3 ledgers" in federate.spent(nodes)
+    assert "epsilon = inf" in federate.describe_spending(nodes) and "3 ledgers" in federate.describe_spending(nodes)
     # SecAgg+ rounds weights to 2^22 steps of [-8, 8], and Adam divides by small numbers
     assert_same(chosen.output, in_process(chosen, range(3)), atol=5e-3 if secure else 2e-5, chosen=chosen)
 

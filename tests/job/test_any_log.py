@@ -21,8 +21,8 @@ from tfdp_rec.cli import main
 from tfdp_rec.core.claim.composition import epsilon_of
 from tfdp_rec.core.claim.ledger import ZERO_OUT, read
 from tfdp_rec.core.claim.schemes import Sampling
-from tfdp_rec.job.recommenders import training, two_towers, upon_sums
-from tfdp_rec.job.warm_start import WarmStart
+from tfdp_rec.job.recommenders import training
+from tfdp_rec.job.run_state import WarmStart
 from tfdp_rec.privacy import Accountant, Ledger, Snapshot
 from tfdp_rec.spectral import SpectralRecommender
 
@@ -215,23 +215,23 @@ def test_a_kill_in_a_training_costs_no_more_than_the_steps_that_were_planned(tmp
 
 
 def test_a_training_upon_sums_goes_on_upon_the_sums_of_both_days(upon, tmp_path, monkeypatch):
-    run, began, counts, new_model = shutil.copytree(upon, tmp_path / "run"), [], [], upon_sums.new_model
+    run, began, counts, new_model = shutil.copytree(upon, tmp_path / "run"), [], [], training.Training.first_model
     pa.parquet.write_table(table(users=850, rows=12_000, seed=5), tmp_path / "next.parquet")
     before = keras.models.load_model(run / "release" / "model.keras", compile=False)
 
-    def remembered(run):
-        model = new_model(run)
+    def remembered(self):
+        model = new_model(self)
         began.append({table.name: table.embeddings.numpy() for table in model.item_tables()})
         return model
 
-    made = upon_sums.NextItemExamples
+    made = training.NextItemExamples
 
     def examples(*args, **named):
         counts.append(named["released_counts"])
         return made(*args, **named)
 
-    monkeypatch.setattr(upon_sums, "new_model", remembered)
-    monkeypatch.setattr(upon_sums, "NextItemExamples", examples)
+    monkeypatch.setattr(training.Training, "first_model", remembered)
+    monkeypatch.setattr(training, "NextItemExamples", examples)
     kept = (run / "release" / "model.keras").rename(tmp_path / "kept.keras")
     paid = len(read(run / "release" / "ledger.jsonl").paid)
     assert train("--continue", run, "--data", tmp_path / "next.parquet", "--quiet") == 2
@@ -258,17 +258,17 @@ def test_a_training_upon_sums_goes_on_upon_the_sums_of_both_days(upon, tmp_path,
 
 
 def test_a_two_tower_goes_on_from_what_it_released_within_one_budget(towers, tmp_path, monkeypatch):
-    run, began, new_model = tmp_path / "run", [], two_towers.new_model
+    run, began, new_model = tmp_path / "run", [], training.Training.first_model
     shutil.copytree(towers, run)
     before, known = keras.models.load_model(run / "release" / "model.keras", compile=False), WarmStart.load(run).items
     pa.parquet.write_table(table(users=850, rows=12_000, seed=5), tmp_path / "next.parquet")
 
-    def remembered(run):
-        model = new_model(run)
+    def remembered(self):
+        model = new_model(self)
         began.append([variable.numpy() for variable in model.trainable_variables])
         return model
 
-    monkeypatch.setattr(two_towers, "new_model", remembered)
+    monkeypatch.setattr(training.Training, "first_model", remembered)
     assert train("--continue", run, "--data", tmp_path / "next.parquet", "--quiet") == 0
     for mine, released in zip(began[0], before.trainable_variables):
         assert np.array_equal(mine[: released.shape[0]], released.numpy())

@@ -18,7 +18,7 @@ from tfdp_rec.cli import main
 from tfdp_rec.core.claim.ledger import ZERO_OUT, read
 from tfdp_rec.job import pipeline
 from tfdp_rec.job.budget import Budget
-from tfdp_rec.job.warm_start import WarmStart
+from tfdp_rec.job.run_state import WarmStart
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.serving import Served, Server
 from tfdp_rec.spectral import SpectralRecommender
@@ -165,11 +165,11 @@ def harmed(days, root, harm):
     elif harm == "another ledger":
         (run / "release" / "ledger.jsonl").unlink()
         with Ledger(run / "release" / "ledger.jsonl", "user", Snapshot(1, "x"), ZERO_OUT) as ledger:
-            Budget(80.0, 1e-6, 3, False, None).decided(ledger)
+            Budget(80.0, 1e-6, 3, False, None).decide(ledger)
     elif harm == "another unit":
         (run / "release" / "ledger.jsonl").unlink()
         with Ledger(run / "release" / "ledger.jsonl", "click", Snapshot(1, "x"), ZERO_OUT) as ledger:
-            Budget(8.0, 1e-6, 3, False, None).decided(ledger)
+            Budget(8.0, 1e-6, 3, False, None).decide(ledger)
             ledger.pay(GaussianDpEvent(9.0))
     elif harm == "config has a list":
         fields = json.loads((run / "private" / "config.json").read_text())

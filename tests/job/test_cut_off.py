@@ -31,12 +31,11 @@ from tfdp_rec.cli import main
 from tfdp_rec.core.claim.ledger import ZERO_OUT, read
 from tfdp_rec.core.ground import interruption
 from tfdp_rec.datasets.logs.items import Items
-from tfdp_rec.job import budget, checkpoint, pipeline, report
-from tfdp_rec.job.checkpoint import RunCheckpoint
+from tfdp_rec.job import budget, pipeline, report, run_state
 from tfdp_rec.job.recommenders import private_sums, rehearsal
-from tfdp_rec.job.run import UserSubset
+from tfdp_rec.job.run_state import RunState, WarmStart
 from tfdp_rec.job.sources import OwnFiles
-from tfdp_rec.job.warm_start import WarmStart
+from tfdp_rec.job.users import UserSubset
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.serving import own_ids
 from tfdp_rec.spectral import SpectralRecommender, denoising, recommender
@@ -81,7 +80,7 @@ def small(tmp_path, monkeypatch):
             file.write("a model")
 
     monkeypatch.setattr(pipeline, "export", export)
-    monkeypatch.setattr(report, "write", lambda told, *_: told.folder.private.write("report.md", "a report"))
+    monkeypatch.setattr(report, "write", lambda told, *_: told.folder.write("report.md", "a report"))
     asked = ["--user", "user_id", "--item", "sku", "--time", "ts", "--titles", tmp_path / "titles.csv", "--quiet"]
     asked += ["--items", tmp_path / "items.txt", "--data", tmp_path / "logs" / "ann@example.org.csv"]
     return [*asked, "--out", tmp_path / "run"]
@@ -146,11 +145,11 @@ def test_what_tensorflow_says_of_a_full_disk_is_one_sentence(small, tmp_path, mo
 
 
 @pytest.mark.parametrize(
-    "number", [*range(0, 420, 40), *(pytest.param(n, marks=pytest.mark.slow) for n in range(420) if n % 40)]
+    "number", [*range(0, 500, 40), *(pytest.param(n, marks=pytest.mark.slow) for n in range(500) if n % 40)]
 )
 def test_sigterm_at_any_line_of_what_keeps_a_run(small, tmp_path, monkeypatch, capsys, number):
-    """At the `number`-th line that is run of checkpoint.py, pipeline.py and warm_start.py, counted from the start."""
-    files, left = (checkpoint.__file__, pipeline.__file__, pipeline.WarmStart.save.__code__.co_filename), [number]
+    """At the `number`-th line that is run of run_state.py and pipeline.py, counted from the start."""
+    files, left = (run_state.__file__, pipeline.__file__), [number]
     mine = threading.get_ident()
 
     def line(frame, event, _):
@@ -226,7 +225,7 @@ def test_a_stop_that_python_drops_is_heard_before_a_payment(tmp_path):
 
     with Ledger(tmp_path / "ledger.jsonl", "user", Snapshot(100, "user")) as ledger:
         ledger.note(budget.LABEL, dataclasses.asdict(budget.Budget(8.0, 1e-6)))
-        payment = checkpoint.ReleasePayment([ledger], lambda: None)
+        payment = run_state.ReleasePayment([ledger], lambda: None)
         with interruption.answered():
             dies = Dies()
             weakref.finalize(dies, os.kill, os.getpid(), signal.SIGTERM)
@@ -249,14 +248,14 @@ def test_a_training_that_refuses_its_first_step_has_paid_for_nothing(small, tmp_
 
 def test_what_is_tried_out_before_a_payment_is_nothing_of_the_log(small, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(rehearsal, "_step", lambda name, trial: seen.append((name, trial)))
-    monkeypatch.setattr(pipeline, "_items", terminated)
+    monkeypatch.setattr(rehearsal, "_step", seen.append)
+    monkeypatch.setattr(pipeline, "find_items", terminated)
     steps = ["--mechanism", "upon-sums", "lazydpsgd", "--steps", "2", "--batch-size", "40", "--width", "4"]
     assert train(*small, *steps) == 143
-    assert [name for name, _ in seen] == ["upon-sums", "lazydpsgd"]
-    for _, trial in seen:
-        assert len(trial.log) == 1 and trial.log.catalogue.ids.tolist() == [1, 2, 3, 4, 5]
-        assert trial.users.train.tolist() == [0] and not len(trial.users.test)
+    assert [trial.name for trial in seen] == ["upon-sums", "lazydpsgd"]
+    for trial in seen:
+        assert len(trial.material.log) == 1 and trial.material.log.catalogue.ids.tolist() == [1, 2, 3, 4, 5]
+        assert trial.material.users.train.tolist() == [0] and not len(trial.material.users.test)
 
 
 def test_an_id_that_stands_for_none_is_refused_before_anything_is_paid(small, tmp_path, capsys):
@@ -363,7 +362,7 @@ def killed(run, monkeypatch, small):
     """A run that SIGKILL ended once its sums were kept."""
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "same_for_all", full)
-        patch.setattr(RunCheckpoint, "ended", lambda self, done: (self.close(), checkpoint.let_go(self.directory)))
+        patch.setattr(RunState, "end", lambda self, is_done: (self.close(), run_state.let_go(self.directory)))
         assert train(*small) == 2
     assert (run / "private" / "resume" / "log").exists()
 

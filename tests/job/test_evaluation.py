@@ -6,8 +6,8 @@ import pytest
 from tfdp_rec.data import Interactions, NextItemExamples
 from tfdp_rec.datasets.timelines import Timelines
 from tfdp_rec.job.evaluation import Evaluation, NewItemExamples, same_for_all
-from tfdp_rec.job.run import Users, UserSubset
 from tfdp_rec.job.settings import JobSettings
+from tfdp_rec.job.users import UserSubset, split_users
 
 MOVIES = 200_000
 UNLIKELY = 6.0  # standard errors: two-sided chance 2e-9
@@ -65,7 +65,7 @@ def split(timelines, settings):
     users = np.repeat(timelines.user_ids, timelines.lengths)
     rows = {"u": [*range(100), *users], "i": [999] * 100 + timelines.numbers.tolist()}
     log = Interactions.read(rows, user="u", item="i")
-    found = Users.of(log, settings)
+    found = split_users(log, settings)
     known = log.with_items(range(1, 41))
     return found, sum(len(np.unique(known[user])) > 1 for user in found.test)
 
@@ -81,11 +81,11 @@ def test_ranks_are_those_that_sorting_gives():
         others = [movie for movie in range(1, 41) if movie not in context]
         order = sorted(others, key=lambda movie: (-np.nan_to_num(scores[user, movie - 1], nan=-np.inf), movie))
         assert places[user] == order.index(label)
-    found = tests.measured(lambda context: scores[: len(context)])
+    found = tests.measure(lambda context: scores[: len(context)])
     assert found["recall@5"].value == np.mean(places < 5)
     assert found["nDCG@10"].value == pytest.approx(np.mean([1 / np.log2(p + 2) if p < 10 else 0 for p in places]))
 
 
 def test_scores_that_are_no_numbers_rank_last():
     tests = Evaluation(NextItemExamples(watching([9] * 20), history=5, negatives=1), seed=3)
-    assert tests.measured(same_for_all(np.full(40, np.nan)))["recall@1"].value < 0.5
+    assert tests.measure(same_for_all(np.full(40, np.nan)))["recall@1"].value < 0.5

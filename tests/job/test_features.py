@@ -11,7 +11,7 @@ from job.conftest import COLUMNS, train
 from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.job.settings import JobSettings
-from tfdp_rec.job.sources import features_of, source_of
+from tfdp_rec.job.sources import choose_source, features_of
 from tfdp_rec.spectral import SpectralRecommender
 
 CSV = """sku,title,genres,price
@@ -28,7 +28,7 @@ def written(path, text):
 
 
 def read_features(path, kind, ids):
-    table = source_of(JobSettings(user="u", item="sku", features=str(path))).features(kind)
+    table = choose_source(JobSettings(user="u", item="sku", features=str(path))).features(kind)
     return features_of(Items(ids), table)
 
 

@@ -10,10 +10,10 @@ from tfdp_rec.cli import main
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.data import Interactions
-from tfdp_rec.job.budget import PRIOR, Budget, prior_noise
-from tfdp_rec.job.recommenders import training, two_towers
-from tfdp_rec.job.run import Users
+from tfdp_rec.job.budget import LABELS, PRIOR, Budget, prior_noise
+from tfdp_rec.job.recommenders import training
 from tfdp_rec.job.settings import SHUFFLED, JobSettings
+from tfdp_rec.job.users import split_users
 from tfdp_rec.privacy import Accountant, FixedOrder, epsilon_of, optimised_correlation
 
 SMALL = "--users 600 --movies 150 --steps 12 --batch-size 60 --width 4 --hidden 0 --quiet --epsilon 2".split()
@@ -70,9 +70,9 @@ def test_planned_noise_leaves_less_in_the_released_sum_at_equal_epsilon():
     both = ("lazydpftrl", "lazydpsgd")
     settings = JobSettings(mechanism=both, sampling=SHUFFLED, batch_size=30, steps=594, epsilon=8.0)
     order = FixedOrder(810, 30, unit="user")
-    spent = Budget(8.0, DELTA, public=True).before_training(PRIOR)
-    noises = two_towers.noises_for(settings, order, DELTA, spent)
-    planned = two_towers.correlation_for("lazydpftrl", settings, order)
+    spent = [(event, LABELS[file]) for file, event in Budget(8.0, DELTA, public=True).releases(PRIOR).items()]
+    noises = training.noises_for(settings, order, DELTA, {PRIOR: spent})
+    planned = training.correlation_for("lazydpftrl", settings, order)
     left = planned.error("last") * noises["lazydpftrl"] / (np.sqrt(594) * noises["lazydpsgd"])
     assert left == pytest.approx(planned.against_independent(), rel=0.02) and left < 0.25
 
@@ -86,7 +86,7 @@ def test_the_popularity_counts_leave_the_budget_to_training(epsilon):
 
 def test_the_users_order_is_shuffled_and_is_everybodys():
     log = Interactions.read({"u": range(1000), "i": np.arange(1000) % 7}, user="u", item="i")
-    users = Users.of(log, JobSettings(mechanism=("lazydpftrl",), sampling=SHUFFLED, batch_size=30))
+    users = split_users(log, JobSettings(mechanism=("lazydpftrl",), sampling=SHUFFLED, batch_size=30))
     assert 750 < len(np.unique(users.train)) == users.sampling.num_units and (np.diff(users.train) < 0).mean() > 0.4
 
 

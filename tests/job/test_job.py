@@ -22,10 +22,10 @@ from tfdp_rec.data import Interactions
 from tfdp_rec.datasets.log import Log
 from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.job import pipeline, report
-from tfdp_rec.job.budget import ITEMS, SUMS, UPON, Budget
+from tfdp_rec.job.budget import ITEMS, PRETRAINING_SUMS, SUMS, Budget
 from tfdp_rec.job.evaluation import HISTORY, Evaluation, NewItemExamples
-from tfdp_rec.job.run import UserSubset
-from tfdp_rec.job.warm_start import WarmStart
+from tfdp_rec.job.run_state import WarmStart
+from tfdp_rec.job.users import UserSubset
 from tfdp_rec.privacy import Ledger, Snapshot, epsilon_of
 from tfdp_rec.spectral import SpectralRecommender
 
@@ -410,14 +410,14 @@ def test_shares_come_to_the_budget_and_never_above_it(epsilon, delta):
     for budget in (Budget(epsilon, delta, public=True), Budget(epsilon, delta)):
         assert epsilon - 5e-4 * max(1, epsilon / 50) < epsilon_of(budget.all_days(budget.sums), delta) <= epsilon
         of_items = 0.0 if budget.public else epsilon / 4
-        before_steps = epsilon_of(ComposedDpEvent(list(budget.releases(UPON).values())), delta)
+        before_steps = epsilon_of(ComposedDpEvent(list(budget.releases(PRETRAINING_SUMS).values())), delta)
         assert before_steps == pytest.approx(of_items + 0.8 * (epsilon - of_items), rel=2e-3)
     tenth = GaussianDpEvent(budget.sums * 0.999)
     assert epsilon_of(ComposedDpEvent([budget.releases()[ITEMS], tenth]), delta) > epsilon * 0.9999
 
 
 def test_a_budget_below_what_can_be_priced_is_refused_by_its_own_number():
-    for share in ("sums", "sums_upon"):
+    for share in ("sums", "pretraining_sums"):
         with pytest.raises(ValueError, match="epsilon .*e-0[56] is too small"):
             getattr(Budget(1e-5, 1e-6, public=True), share)
         assert 1e4 < getattr(Budget(1e-4, 1e-6, public=True), share) < 1e6
@@ -431,17 +431,17 @@ def test_all_days_come_to_the_budget_and_one_more_would_pass_it(tmp_path, days, 
     assert budget.sums == pytest.approx(one.sums * days**0.5, rel=1e-3)
     with Ledger(tmp_path / "ledger.jsonl", "user", Snapshot(9, "x"), ZERO_OUT) as ledger:
         with pytest.raises(ValueError, match="does not say what all days together may cost"):
-            Budget.of(ledger)
-        assert decided.decided(ledger) == decided
-        assert Budget(800.0, DELTA, days, public).decided(ledger) == decided  # who comes later decides nothing
+            Budget.read(ledger)
+        assert decided.decide(ledger) == decided
+        assert Budget(800.0, DELTA, days, public).decide(ledger) == decided  # who comes later decides nothing
         for event in (days - 1) * events:
             ledger.pay(event)
-        decided.refuse_beyond(ledger, events)
+        decided.refuse_excess(ledger, events)
         for event in events:
             ledger.pay(event)
         assert 7.99 < ledger.epsilon(DELTA) <= 8.0
         with pytest.raises(ValueError, match=f"of the 8 that the first day decided on for {days} days"):
-            decided.refuse_beyond(ledger, events)
+            decided.refuse_excess(ledger, events)
     assert checked(tmp_path / "ledger.jsonl", DELTA, tmp_path) == pytest.approx(ledger.epsilon(DELTA), abs=2e-3)
 
 

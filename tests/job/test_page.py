@@ -6,7 +6,7 @@ import pytest
 from pages import Read, fits, self_contained
 
 from tfdp_rec.job import page
-from tfdp_rec.job.page import as_html, code, given, verbatim
+from tfdp_rec.job.page import code, escape, render_html, verbatim
 
 BAD = "<script>alert(1)</script>"
 PNG = bytes.fromhex(
@@ -17,14 +17,14 @@ PNG = bytes.fromhex(
 
 def every_kind(words=BAD):
     """A page with words from outside at every place that takes them."""
-    rows = [(given(words), code(words)), (given(words), "ours")]
+    rows = [(escape(words), code(words)), (escape(words), "ours")]
     markdown = "\n\n".join([
-        f"# {given(words)}", f"> {given(words)}", f"See {given(words)} and {code(words)}.",
-        page.bullets([given(words), code(words)]), page.bullets([f"**name**: {given(words)}"]),
+        f"# {escape(words)}", f"> {escape(words)}", f"See {escape(words)} and {code(words)}.",
+        page.bullets([escape(words), code(words)]), page.bullets([f"**name**: {escape(words)}"]),
         page.table(("a", "b"), rows, 1), verbatim(f"{words}\n" + "long " * 60), "![a plot](a.png)",
-        page.section(given(words), given(words)),
+        page.section(escape(words), escape(words)),
     ])  # fmt: skip
-    return as_html(words, markdown, {"a.png": PNG})
+    return render_html(words, markdown, {"a.png": PNG})
 
 
 @pytest.mark.parametrize(
@@ -43,7 +43,7 @@ def test_no_words_from_outside_become_markup(words):
 
 def test_in_markdown_what_is_given_stays_words():
     given_words = "<b> [x](http://y) `c` *d* _e_ | f\n# g"
-    cells = page.table(("a", "b"), [(given(given_words), code("x | `y`"))]).splitlines()
+    cells = page.table(("a", "b"), [(escape(given_words), code("x | `y`"))]).splitlines()
     assert cells[2] == r"| \<b\> \[x\](http://y) \`c\` \*d\* \_e\_ \| f # g | `` x \| `y` `` |"
     assert verbatim("a\n```\nb") == "````\na\n```\nb\n````"
 
@@ -54,7 +54,7 @@ def test_both_forms_say_the_same():
     )
     words = "".join(re.findall(r"\w+", markdown))
     # HTML says the title in its head, too.
-    assert "Title" + words == "".join(re.findall(r"\w+", Read(as_html("Title", markdown, {})).text))
+    assert "Title" + words == "".join(re.findall(r"\w+", Read(render_html("Title", markdown, {})).text))
 
 
 @pytest.mark.parametrize("width", [390, 1280])

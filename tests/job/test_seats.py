@@ -21,9 +21,9 @@ from tfdp_rec.data import Interactions
 from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.job import pipeline
 from tfdp_rec.job import seats as module
-from tfdp_rec.job.budget import ITEMS, LABELS, PRIOR, SUMS, UPON, Budget
-from tfdp_rec.job.seats import DaySeats, allowed
-from tfdp_rec.job.warm_start import WarmStart
+from tfdp_rec.job.budget import ITEMS, LABELS, PRETRAINING_SUMS, PRIOR, SUMS, Budget
+from tfdp_rec.job.run_state import WarmStart
+from tfdp_rec.job.seats import most_seats, take_seats
 from tfdp_rec.privacy import Ledger, Snapshot
 
 BUDGET = Budget(8.0, 1e-6, days=6, public=True, days_per_user=3)
@@ -45,16 +45,16 @@ class Stream:
 
     def ledger(self):
         ledger = Ledger(self.folder / "ledger.jsonl", "user", Snapshot(10, "rows"), data_changed=True)
-        self.budget.decided(ledger)
+        self.budget.decide(ledger)
         return ledger
 
     def take(self, users, mine="", pay=True):
         log = log_of(tuple(sorted(users)))
         with self.ledger() as ledger:
-            seats = DaySeats.taken(self.folder, ledger, self.budget, log, mine)
+            seats = take_seats(self.folder, ledger, self.budget, log, mine)
             if pay:
                 event = self.budget.releases(SUMS)[SUMS]
-                ledger.pay(self.budget.due(ledger, event, LABELS[SUMS]), label=LABELS[SUMS])
+                ledger.pay(self.budget.event_due(ledger, event, LABELS[SUMS]), label=LABELS[SUMS])
         taken = set(np.array(log.unit_ids.to_pylist(), object)[seats.of_users])
         if pay and not mine:
             self.seated.append(taken)
@@ -73,7 +73,7 @@ def slow_allowed(budget, day, phase):
 def test_seats_come_one_by_one_and_never_more_than_there_are(days, most):
     budget = Budget(8.0, 1e-6, days=days, public=True, days_per_user=most)
     phases = np.array([0.0, 0.3, 0.8, np.nextafter(1, 0)])
-    found = [allowed(budget, day, phases) for day in range(1, days + 1)]
+    found = [most_seats(budget, day, phases) for day in range(1, days + 1)]
     for day, each in enumerate(found, 1):
         assert each.tolist()[:3] == [slow_allowed(budget, day, phase) for phase in phases[:3]]
     assert (found[0] == 1).all() and (found[-1] == most).all() and np.max(found) == most
@@ -128,7 +128,7 @@ class Attempts:
 
     def release(self, name, seated, attempt):
         with self.stream.ledger() as ledger:
-            number = ledger.pay(BOTH.due(ledger, BOTH.releases(name)[name], LABELS[name]), label=LABELS[name])
+            number = ledger.pay(BOTH.event_due(ledger, BOTH.releases(name)[name], LABELS[name]), label=LABELS[name])
             if self.rng.random() < 0.15:
                 ledger.give_back(number, 1)
                 raise Cut
@@ -279,7 +279,7 @@ def test_without_seats_no_day_is_free(tmp_path):
     event = budget.releases(SUMS)[SUMS]
     with Ledger(tmp_path / "ledger.jsonl", "user", Snapshot(10, "rows")) as ledger:
         for _ in range(4):
-            assert budget.due(ledger, event, LABELS[SUMS]) == event
+            assert budget.event_due(ledger, event, LABELS[SUMS]) == event
             ledger.pay(event, label=LABELS[SUMS])
 
 
@@ -292,26 +292,35 @@ def stream(tmp_path_factory):
     root = tmp_path_factory.mktemp("seats")
     for number in range(4):
         pa.parquet.write_table(table(users=2500, rows=30_000, seed=number), root / f"{number}.parquet")
-    seen, made, find, asked = [], pipeline.private_sums.released, pipeline.private_items, []
+    seen, asked, taken = [], [], []
+    made, find, take = pipeline.private_sums.release, pipeline.private_items, pipeline.take_seats
 
-    def released(run, users, upon):
-        inside = [run.log.unit_ids[int(user)].as_py() for user in np.flatnonzero(users._inside)]
-        found = made(run, users, upon)
-        seen.append((set(inside), asked[-1] - run.seats.sum(), found))
+    def released(job, log, users, *rest):
+        found = made(job, log, users, *rest)
+        seated = taken[-1].of_users
+        assert seated[users].all() and rest[-1]
+        seen.append(({log.unit_ids[int(user)].as_py() for user in users}, asked[-1] - seated.sum(), found))
         return found
+
+    def seats(*given):
+        taken.append(take(*given))
+        return taken[-1]
 
     def items(log, **options):
         asked.append(sum(part.num_users for part in log.found()[0].parts(Catalogue(range(1, 10_000)))))
         return find(log, **options)
 
-    pipeline.private_sums.released, pipeline.private_items = released, items
+    patch = pytest.MonkeyPatch()
+    patch.setattr(pipeline.private_sums, "release", released)
+    patch.setattr(pipeline, "private_items", items)
+    patch.setattr(pipeline, "take_seats", seats)
     options = ["--days", 4, "--days-per-user", 2, "--quiet"]
     try:
         assert train("--data", root / "0.parquet", *COLUMNS, "--out", root / "run", *options) == 0
         for number in (1, 2, 3):
             assert train("--continue", root / "run", "--data", root / f"{number}.parquet", "--quiet") == 0
     finally:
-        pipeline.private_sums.released, pipeline.private_items = made, find
+        patch.undo()
     return root, seen
 
 
@@ -359,17 +368,17 @@ def test_what_is_released_knows_neither_seats_nor_their_number(stream):
 
 
 def test_ctrl_c_keeps_the_list_once_all_is_written_and_leaves_none_where_nothing_is_paid(log, tmp_path, monkeypatch):
-    save, items, options = WarmStart.save, pipeline._items, ["--days", 3, "--days-per-user", 2, "--quiet"]
+    save, items, options = WarmStart.save, pipeline.find_items, ["--days", 3, "--days-per-user", 2, "--quiet"]
 
     def cut(*arguments):
         if arguments and isinstance(arguments[0], WarmStart):
             save(*arguments)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(pipeline, "_items", cut)
+    monkeypatch.setattr(pipeline, "find_items", cut)
     assert train("--data", log, *COLUMNS, "--out", tmp_path / "run", *options) == 130
     assert not (tmp_path / "run").exists()
-    monkeypatch.setattr(pipeline, "_items", items)
+    monkeypatch.setattr(pipeline, "find_items", items)
     monkeypatch.setattr(WarmStart, "save", cut)
     assert train("--data", log, *COLUMNS, "--out", tmp_path / "run", *options) == 130
     monkeypatch.setattr(WarmStart, "save", save)
@@ -407,7 +416,7 @@ def trained(request, tmp_path_factory):
 def test_a_trainings_releases_are_of_users_with_seats_and_its_steps_of_all(trained, tmp_path):
     name, run, counted, asked = trained
     ledger, config = run / "release" / "ledger.jsonl", json.loads((run / "private" / "config.json").read_text())
-    paid, label = read(ledger).paid, {"lazydpsgd": LABELS[PRIOR], "upon-sums": LABELS[UPON]}[name]
+    paid, label = read(ledger).paid, {"lazydpsgd": LABELS[PRIOR], "upon-sums": LABELS[PRETRAINING_SUMS]}[name]
     assert [each.label for each in paid] == 3 * ["private vocabulary", label, "training"]
     assert [each.event == NoOpDpEvent() for each in paid] == [False] * 3 + 2 * [True, True, False]
     assert [each.steps for each in paid] == 3 * [0, 0, 3] and config["day"] == 3

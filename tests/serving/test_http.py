@@ -19,7 +19,7 @@ import tensorflow as tf
 
 import tfdp_rec
 from tfdp_rec.cli import main
-from tfdp_rec.job.run_folder import servable_in
+from tfdp_rec.job.run_folder import find_servable
 from tfdp_rec.serving import Served, Server, rest
 from tfdp_rec.serving import server as module_of_server
 from tfdp_rec.serving.rest import BadRequest
@@ -284,9 +284,9 @@ def test_a_model_that_keras_exported_is_served_too(tmp_path):
     items = keras.Input([], dtype="int32", name="item")
     model = tfdp_rec.PrivateModel({"item": items}, keras.layers.Embedding(5, 2)(items))
     model.export(tmp_path / "mine", verbose=False)
-    assert servable_in(tmp_path / "mine") == tmp_path / "mine"
-    assert servable_in(tmp_path) == tmp_path / "release" / "servable"
-    rows = Served(servable_in(tmp_path / "mine")).predict({"instances": [{"item": 3}, {"item": 0}]})["predictions"]
+    assert find_servable(tmp_path / "mine") == tmp_path / "mine"
+    assert find_servable(tmp_path) == tmp_path / "release" / "servable"
+    rows = Served(find_servable(tmp_path / "mine")).predict({"instances": [{"item": 3}, {"item": 0}]})["predictions"]
     np.testing.assert_allclose(rows, model.predict({"item": np.array([3, 0], "int32")}, verbose=0))
 
 

@@ -424,7 +424,7 @@ def test_the_page_quotes_the_refusals_as_they_are():
     page = (root / "docs/ledger.md").read_text(encoding="utf-8")
     table = page.split("## When a ledger is refused")[1].split("\n## ")[0]
     quoted = [message for row in re.findall(r"^\| (`.*?`) \|", table, re.M) for message in re.findall("`(.*?)`", row)]
-    others = ("job/checkpoint", "federated/accounting", "training/privacy_budget", "training/training_checkpoint")
+    others = ("job/run_state", "federated/accounting", "training/privacy_budget", "training/training_checkpoint")
     files = [*root.glob("tfdp_rec/core/claim/*.py"), *(root / f"tfdp_rec/{name}.py" for name in others)]
     said = "\n".join(
         node.value

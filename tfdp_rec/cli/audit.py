@@ -1,4 +1,11 @@
-"""`tfdp-rec audit`."""
+"""`tfdp-rec audit`.
+
+  tfdp-rec audit --mechanism LazyDPSGD --noise-multiplier 4 --runs 5
+
+Trains a table of canaries through the package's own fit, half of them left out by fair coins, and guesses from the
+released weights which were. Prints the ε that the mechanism claims and the lower bounds that were found; the exit
+code is 1 if a bound refutes the claim. A bound can show a fault, not its absence. (Steinke, Nasr and Jagielski 2023)
+"""
 
 from __future__ import annotations
 
@@ -9,13 +16,6 @@ import json
 from tfdp_rec import mechanisms
 from tfdp_rec.cli import quiet
 
-HELP = """\
-  tfdp-rec audit --mechanism LazyDPSGD --noise-multiplier 4 --runs 5
-
-Trains a table of canaries through the package's own fit, half of them left out by fair coins, and guesses from the
-released weights which were. Prints the epsilon that the mechanism claims and the lower bounds that were found; the exit
-code is 1 if a bound refutes the claim. A bound can show a fault, not its absence. (Steinke, Nasr and Jagielski 2023)
-"""
 MECHANISMS = {mechanism.class_name: mechanism for mechanism in mechanisms.COMMON}
 
 

@@ -1,8 +1,8 @@
 """A program made of a list of commands: one parser, one form of errors; only the command in use is imported.
 
-A command's module has HELP (its examples and details), `add_arguments(parser)` and `run(args)`, which returns the exit
-code: 0; 1 for a check that failed; 2 for a wrong argument; 128 and the signal's number if a signal ended it: 130 after
-Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
+A command's module has a docstring, whose later paragraphs are its help (examples and details), `add_arguments(parser)`
+and `run(args)`, which returns the exit code: 0; 1 for a check that failed; 2 for a wrong argument; 128 and the signal's
+number if a signal ended it: 130 after Ctrl-C, 143 after SIGTERM, 129 after SIGHUP.
 """
 
 from __future__ import annotations
@@ -81,7 +81,8 @@ def run_one(program: str, command: Command, argv: Sequence[str] | None = None) -
 
 def _fill(parser: argparse.ArgumentParser, command: Command) -> None:
     module = importlib.import_module(command.module)
-    _describe(parser, f"{command.headline}\n\n{module.HELP}")
+    details = (module.__doc__ or "").partition("\n\n")[2]
+    _describe(parser, f"{command.headline}\n\n{details}")
     module.add_arguments(parser)
     parser.set_defaults(run=module.run)
 
@@ -102,7 +103,7 @@ _ALIASES = {
 }  # fmt: skip
 
 
-def _in_options(message: str, args: argparse.Namespace) -> str:
+def _name_options(message: str, args: argparse.Namespace) -> str:
     """A message with names of options for the library's names of arguments: --epsilon for `target_epsilon`."""
 
     def option(word: re.Match[str]) -> str:
@@ -125,22 +126,22 @@ def _answer(parser: argparse.ArgumentParser, given: list[str]) -> int:
             if isinstance(problem, KeyboardInterrupt):
                 print(f"{parser.prog}: interrupted", file=sys.stderr)
                 return interruption.exit_code()
-            message = visible(_in_options(" ".join(_said(problem).split()), args)) or type(problem).__name__
+            message = escape(_name_options(" ".join(_error_words(problem).split()), args)) or type(problem).__name__
             print(f"{parser.prog}: error: {message} (TFDP_REC_DEBUG=1 shows where)", file=sys.stderr)
             return 2
 
 
-def visible(text: Any) -> str:
+def escape(text: Any) -> str:
     r"""Text for a terminal: characters that move its cursor, or turn words round, stand as \u escapes.
 
     Example:
-        >>> visible("\x1b[2Jtea")
+        >>> escape("\x1b[2Jtea")
         '\\u001b[2Jtea'
     """
     return _INVISIBLE.sub(lambda found: f"\\u{ord(found[0]):04x}", str(text))
 
 
-def _said(problem: Exception) -> str:
+def _error_words(problem: Exception) -> str:
     """An error's words; those of a system's error without its number, with the file."""
     if not isinstance(problem, OSError) or not problem.strerror:
         return str(problem)

@@ -1,4 +1,11 @@
-"""`tfdp-rec doctor`."""
+"""`tfdp-rec doctor`.
+
+  tfdp-rec doctor my_module:model_fn
+
+model_fn takes no arguments and returns (model, batch): a Keras model, compiled if its loss is given to compile, and a
+batch of any values in the form of the training data. Nothing is trained. The exit code is 0 if a private step is
+possible, and 1 if anything is refused. my_module may be in the folder where the command is run.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +14,6 @@ import importlib
 import os
 import sys
 from typing import Any
-
-HELP = """\
-  tfdp-rec doctor my_module:model_fn
-
-model_fn takes no arguments and returns (model, batch): a Keras model, compiled if its loss is given to compile, and a
-batch of any values in the form of the training data. Nothing is trained. The exit code is 0 if a private step is
-possible, and 1 if anything is refused. my_module may be in the folder where the command is run.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

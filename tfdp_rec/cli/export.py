@@ -1,4 +1,12 @@
-"""`tfdp-rec export`."""
+"""`tfdp-rec export`.
+
+  tfdp-rec export runs/20260101-120000/release/released.npz servable --top-k 20
+  tfdp-rec export runs/20260101-120000/release/model.keras servable --top-k 20
+
+Takes what a SpectralRecommender saved, or a .keras file of a released TwoTower: histories of raw ids in, the best
+items out. Ids and titles are those of the run, if its released.npz is there. A training checkpoint is refused: its
+weights may lack noise.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +17,6 @@ from typing import Any
 
 from tfdp_rec.cli import quiet
 from tfdp_rec.job.run_folder import RELEASED
-
-HELP = """\
-  tfdp-rec export runs/20260101-120000/release/released.npz servable --top-k 20
-  tfdp-rec export runs/20260101-120000/release/model.keras servable --top-k 20
-
-Takes what a SpectralRecommender saved, or a .keras file of a released TwoTower: histories of raw ids in, the best
-items out. Ids and titles are those of the run, if its released.npz is there. A training checkpoint is refused: its
-weights may lack noise.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -35,7 +34,7 @@ def run(args: argparse.Namespace) -> int:
     if os.path.exists(args.folder):
         raise FileExistsError(f"{args.folder} exists already.")
     quiet.import_tensorflow()
-    from tfdp_rec.job.warm_start import WarmStart
+    from tfdp_rec.job.run_state import WarmStart
 
     found: Any
     if path.suffix == ".npz":
@@ -48,14 +47,14 @@ def run(args: argparse.Namespace) -> int:
         found = load_model(path)
     # Sums of a run have its ids in their own file; a model has them in the file beside it.
     told = path if path.suffix == ".npz" else path.with_name(RELEASED)
-    if WarmStart.is_of_run(told):
+    run = WarmStart.read(told)
+    if run is None:
+        found.export(args.folder, k=args.top_k)
+    else:
         from tfdp_rec.serving import export
 
-        run = WarmStart.read(told)
         if told is not path:
-            WarmStart.refuse_another_model(told, path)
+            run.refuse_another_model(told, path)
         export(args.folder, found, run.items, run.titles, args.top_k)
-    else:
-        found.export(args.folder, k=args.top_k)
     print(f"{args.folder}: signature serving_default, input `history` [batch, n], outputs ids, titles and scores")
     return 0

@@ -1,4 +1,13 @@
-"""`tfdp-rec federate`: private federated training of a news recommender, over Flower."""
+"""`tfdp-rec federate`: private federated training of a news recommender, over Flower.
+
+  tfdp-rec federate --simulate 8 --data FOLDER     in Flower's simulation engine
+  tfdp-rec federate --write-app APP --data FOLDER  an app for docs/federated.md
+
+FOLDER holds MIND's news.tsv and behaviors.tsv. ε is per round and per clicked item; rounds add up, every client
+keeps a ledger, and the total is printed at the end. --budget-epsilon makes the clients that this command starts
+refuse what goes beyond; clients of a written app have terms of their own (docs/federated.md). Needs the extra
+tfdp-rec[federated].
+"""
 
 from __future__ import annotations
 
@@ -14,17 +23,7 @@ from tfdp_rec.core.ground.lazily import optional
 from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.federated import accounting
 from tfdp_rec.federated.settings import FederatedSettings, Nodes, refuse_more_than
-from tfdp_rec.settings import add_options, chosen
-
-HELP = """\
-  tfdp-rec federate --simulate 8 --data FOLDER     in Flower's simulation engine
-  tfdp-rec federate --write-app APP --data FOLDER  an app for docs/federated.md
-
-FOLDER holds MIND's news.tsv and behaviors.tsv. Epsilon is per round and per clicked item; rounds add up, every client
-keeps a ledger, and the total is printed at the end. --budget-epsilon makes the clients that this command starts
-refuse what goes beyond; clients of a written app have terms of their own (docs/federated.md). Needs the extra
-tfdp-rec[federated].
-"""
+from tfdp_rec.settings import add_options, choose
 
 APP = """\
 [project]
@@ -59,52 +58,48 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the command."""
-    settings = _whole_paths(_checked(chosen(args, FederatedSettings())))
-    nodes = chosen(args, Nodes())
+    settings, nodes = choose(args, FederatedSettings()), choose(args, Nodes())
+    if not settings.data or not Path(settings.data).is_dir():
+        raise ValueError(f"--data must be a folder with news.tsv and behaviors.tsv, got {settings.data!r}.")
+    # Flower's processes run in folders of their own.
+    paths = {name: getattr(settings, name) for name in ("data", "output", "initial")}
+    whole: dict[str, Any] = {name: str(Path(path).resolve()) for name, path in paths.items() if path}
+    settings = dataclasses.replace(settings, **whole)
     if args.write_app is not None:
-        _refuse_terms(nodes)
+        if nodes != Nodes():
+            raise ValueError(
+                "What a client allows is its own node's configuration, and is in no app that is written: leave out "
+                "--budget-epsilon, --round-epsilon, --methods and --ledgers, and give them as --node-config."
+            )
         write_app(args.write_app, settings)
         print(f"wrote a Flower app to {args.write_app}; docs/federated.md says how to run it")
         return 0
-    count = args.simulate
-    if count < 1:
-        raise ValueError(f"--simulate must be at least 1, got {count}.")
-    settings, nodes = dataclasses.replace(settings, clients=count), _kept(settings, nodes.complete_from(settings))
-    users = sorted(mind.read(settings.data, title_length=8, body_length=16).by_user())
-    refuse_more_than(len(users), count)
-    _refuse_others(settings, nodes, users[:count])
+    if args.simulate < 1:
+        raise ValueError(f"--simulate must be at least 1, got {args.simulate}.")
+    settings, nodes = dataclasses.replace(settings, clients=args.simulate), nodes.complete_from(settings)
+    _refuse_other_ledgers(settings, nodes)
     optional("flwr", "federated")
     simulate(settings, nodes)
-    print(spent(nodes))
+    print(describe_spending(nodes))
     return 0
 
 
-def _kept(settings: FederatedSettings, nodes: Nodes) -> Nodes:
+def _refuse_other_ledgers(settings: FederatedSettings, nodes: Nodes) -> None:
+    """Refuses weights without the ledgers that paid for them, and ledgers of users whose clients would not answer."""
     if Path(settings.output).exists() and not list(Path(nodes.ledgers).glob("*.jsonl")):
         raise ValueError(
             f"{settings.output} holds weights that clients have paid for, and there is no ledger in {nodes.ledgers}: "
             "put the ledgers back, or give another --output for a training of clients that have spent nothing."
         )
-    return nodes
-
-
-def _refuse_others(settings: FederatedSettings, nodes: Nodes, users: list[str]) -> None:
-    """Refuses ledgers of other users, which their clients would not answer with."""
-    for partition, user in enumerate(users):
+    users = sorted(mind.read(settings.data, title_length=8, body_length=16).by_user())
+    refuse_more_than(len(users), settings.clients)
+    for partition, user in enumerate(users[: settings.clients]):
         path = Path(nodes.config(settings, partition)["ledger"])
         if path.exists() and path.stat().st_size:
             accounting.refuse_another(ledger.read(path), user)
 
 
-def _refuse_terms(nodes: Nodes) -> None:
-    if nodes != Nodes():
-        raise ValueError(
-            "What a client allows is its own node's configuration, and is in no app that is written: leave out "
-            "--budget-epsilon, --round-epsilon, --methods and --ledgers, and give them as --node-config."
-        )
-
-
-def spent(nodes: Nodes) -> str:
+def describe_spending(nodes: Nodes) -> str:
     """What the client that spent most has spent, from the ledgers alone."""
     chains = [ledger.read(path) for path in sorted(Path(nodes.ledgers).glob("*.jsonl"))]
     if not chains:
@@ -114,19 +109,6 @@ def spent(nodes: Nodes) -> str:
         f"epsilon = {rounded_up(most):g} at delta = {nodes.budget_delta:g} for one click of the client that spent "
         f"most, in all the rounds that the {len(chains)} ledgers in {nodes.ledgers} hold"
     )
-
-
-def _checked(settings: FederatedSettings) -> FederatedSettings:
-    if not Path(settings.data).is_dir() or not settings.data:
-        raise ValueError(f"--data must be a folder with news.tsv and behaviors.tsv, got {settings.data!r}.")
-    return settings
-
-
-def _whole_paths(settings: FederatedSettings) -> FederatedSettings:
-    """Flower's processes run in folders of their own."""
-    whole = {name: getattr(settings, name) for name in ("data", "output", "initial")}
-    changes: dict[str, Any] = {name: str(Path(path).resolve()) for name, path in whole.items() if path}
-    return dataclasses.replace(settings, **changes)
 
 
 def simulate(settings: FederatedSettings, nodes: Nodes) -> None:

@@ -1,4 +1,13 @@
-"""`tfdp-rec ledger`."""
+"""`tfdp-rec ledger`.
+
+  tfdp-rec ledger show FILE                 every entry in words
+  tfdp-rec ledger verify FILE               whether the chain is whole
+  tfdp-rec ledger total FILE --delta 1e-6   ε of all its entries
+  tfdp-rec ledger mend FILE                 put aside a last line cut short
+  tfdp-rec ledger begin FILE --epsilon 8 --delta 1e-6   a new filter
+
+The format, and a checker of 36 lines that does without this package, are in docs/ledger.md.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +15,11 @@ import argparse
 import os
 from collections.abc import Callable
 
-from tfdp_rec.cli.commands import visible
+from tfdp_rec.cli.commands import escape
 from tfdp_rec.core.claim import events, ledger
 from tfdp_rec.core.claim.filters import GaussianFilter, RenyiFilter
 from tfdp_rec.core.claim.ledger import Chain, Paid, Snapshot
 from tfdp_rec.core.claim.statement import rounded_up
-
-HELP = """\
-  tfdp-rec ledger show FILE                 every entry in words
-  tfdp-rec ledger verify FILE               whether the chain is whole
-  tfdp-rec ledger total FILE --delta 1e-6   epsilon of all its entries
-  tfdp-rec ledger mend FILE                 put aside a last line cut short
-  tfdp-rec ledger begin FILE --epsilon 8 --delta 1e-6   a new filter
-
-The format, and a checker of 36 lines that does without this package, are in docs/ledger.md.
-"""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -41,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
 def _show(args: argparse.Namespace) -> int:
     chain = ledger.read(args.file)
     for payment in chain.paid:
-        print(_in_words(payment))
+        print(_describe(payment))
     print(_headline(chain))
     return 0
 
@@ -97,7 +96,7 @@ def _headline(chain: Chain) -> str:
     return f"ledger {chain.id}, {counts}; {chain.kind}"
 
 
-def _in_words(payment: Paid) -> str:
+def _describe(payment: Paid) -> str:
     about = "" if payment.about is None else f", about {len(payment.about)} items"
-    label = visible(payment.label or "unnamed")
+    label = escape(payment.label or "unnamed")
     return f"{payment.number:>5}  {payment.attempts} x {events.in_words(payment.event)}: {label}{about}"

@@ -33,15 +33,15 @@ def import_tensorflow(of_a_cluster: bool = False) -> None:
         tf.get_logger().setLevel("CRITICAL" if of_a_cluster else "ERROR")
 
 
-def when_all_is_said() -> None:
+def silence_stderr_at_exit() -> None:
     """Closes standard error at the end of this process."""
     # TensorFlow's context then calls every server of a cluster for every compiled function, and writes pages if the
     # servers ended first.
     if not os.environ.get("TFDP_REC_DEBUG"):
-        atexit.register(_to_nowhere)
+        atexit.register(_close_stderr)
 
 
-def _to_nowhere() -> None:
+def _close_stderr() -> None:
     sys.stderr.flush()
     os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
 

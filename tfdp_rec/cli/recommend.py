@@ -1,4 +1,12 @@
-"""`tfdp-rec recommend`: the answer of a run's SavedModel to one history."""
+"""`tfdp-rec recommend`: the answer of a run's SavedModel to one history.
+
+  tfdp-rec recommend --history 318 296 593        of the newest run in runs/
+  tfdp-rec recommend runs/spring --history sku-17 sku-4 --top-k 5
+  tfdp-rec recommend runs/spring                  for an empty history
+
+RUN is a folder that `tfdp-rec train` wrote, or its part `release`. Ids are those of the files, the last one last; ids
+that the model does not know are named and ignored; the answer leaves out what the history holds.
+"""
 
 from __future__ import annotations
 
@@ -11,25 +19,16 @@ from typing import Any
 import numpy as np
 
 from tfdp_rec.cli import quiet
-from tfdp_rec.cli.commands import visible
-from tfdp_rec.job.run_folder import servable_in
-from tfdp_rec.settings import whole
-
-HELP = """\
-  tfdp-rec recommend --history 318 296 593        of the newest run in runs/
-  tfdp-rec recommend runs/spring --history sku-17 sku-4 --top-k 5
-  tfdp-rec recommend runs/spring                  for an empty history
-
-RUN is a folder that `tfdp-rec train` wrote, or its part `release`. Ids are those of the files, the last one last; ids
-that the model does not know are named and ignored; the answer leaves out what the history holds.
-"""
+from tfdp_rec.cli.commands import escape
+from tfdp_rec.job.run_folder import find_servable
+from tfdp_rec.settings import integer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `recommend`."""
     parser.add_argument("folder", metavar="RUN", nargs="?", help="a run folder; default: the newest in runs/")
     parser.add_argument("--history", nargs="*", default=[], metavar="ID", help="ids, the last one last")
-    parser.add_argument("--top-k", type=whole, metavar="K", help="items to answer (default: what the run was given)")
+    parser.add_argument("--top-k", type=integer, metavar="K", help="items to answer (default: what the run was given)")
     parser.add_argument("--among", nargs="+", metavar="ID", help="answer these items alone")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
@@ -39,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if args.top_k is not None and args.top_k < 1:
         raise ValueError(f"--top-k must be positive, got {args.top_k}.")
     folder = _newest() if args.folder is None else args.folder
-    servable = servable_in(folder)
+    servable = find_servable(folder)
     if not (servable / "saved_model.pb").is_file():
         raise FileNotFoundError(f"{folder} holds no exported model (expected {servable}).")
     quiet.import_tensorflow()
@@ -67,12 +66,12 @@ def run(args: argparse.Namespace) -> int:
     found = [{"id": _plain(i), "title": t.decode(), "score": s} for i, t, s in rows if s > tf.float32.min]
     unknown = [item for item in history if not bool(usual(history=tf.constant([[item]], kind))["known"][0])]
     if args.json:
-        print(visible(json.dumps({"unknown": unknown, "recommendations": found}, ensure_ascii=False)))
+        print(escape(json.dumps({"unknown": unknown, "recommendations": found}, ensure_ascii=False)))
         return 0
     for item in history:
-        print(f"{'had':>8}  {visible(item)}{'  (unknown: ignored)' if item in unknown else ''}")
+        print(f"{'had':>8}  {escape(item)}{'  (unknown: ignored)' if item in unknown else ''}")
     for each in found:
-        print(f"{each['score']:8.3f}  {visible(each['id'])}{'  ' if each['title'] else ''}{visible(each['title'])}")
+        print(f"{each['score']:8.3f}  {escape(each['id'])}{'  ' if each['title'] else ''}{escape(each['title'])}")
     return 0
 
 
@@ -92,9 +91,9 @@ def _plain(item: Any) -> Any:
 
 def _newest() -> str:
     """The run that was finished last, of those in `runs`; says which."""
-    runs = [run for run in pathlib.Path("runs").glob("*") if servable_in(run).is_dir()]
+    runs = [run for run in pathlib.Path("runs").glob("*") if find_servable(run).is_dir()]
     if not runs:
         raise FileNotFoundError("There is no run in runs/ here: name a run folder, or make one with tfdp-rec train.")
-    newest = max(runs, key=lambda run: servable_in(run).stat().st_mtime)
+    newest = max(runs, key=lambda run: find_servable(run).stat().st_mtime)
     print(f"of {newest}:", file=sys.stderr)
     return str(newest)

@@ -1,4 +1,13 @@
-"""`tfdp-rec serve`."""
+r"""`tfdp-rec serve`.
+
+  tfdp-rec serve runs/spring
+  curl -d '{"instances": [{"history": ["sku-1", "sku-2"]}]}' \
+       http://127.0.0.1:8501/v1/models/recommender:predict
+
+RUN is a folder that `tfdp-rec train` or `model.export` wrote. The interface is TensorFlow Serving's REST interface, so
+that TensorFlow Serving answers the same requests (docs/serving.md). By default the server listens to this machine
+alone. It writes no log of requests. On SIGTERM or Ctrl-C it answers what was asked, and ends.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +17,14 @@ import threading
 
 from tfdp_rec.cli import quiet
 from tfdp_rec.core.ground.lazily import optional
-from tfdp_rec.settings import whole
-
-HELP = """\
-  tfdp-rec serve runs/spring
-  curl -d '{"instances": [{"history": ["sku-1", "sku-2"]}]}' \\
-       http://127.0.0.1:8501/v1/models/recommender:predict
-
-RUN is a folder that `tfdp-rec train` or `model.export` wrote. The interface is TensorFlow Serving's REST interface, so
-that TensorFlow Serving answers the same requests (docs/serving.md). By default the server listens to this machine
-alone. It writes no log of requests. On SIGTERM or Ctrl-C it answers what was asked, and ends.
-"""
+from tfdp_rec.settings import integer
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `serve`."""
     parser.add_argument("folder", metavar="RUN", help="a run folder, or an exported model")
-    parser.add_argument("--port", type=whole, default=8501, help="port, 0 for any that is free (default: %(default)s)")
+    port = "port, 0 for any that is free (default: %(default)s)"
+    parser.add_argument("--port", type=integer, default=8501, help=port)
     parser.add_argument("--name", default="recommender", help="name of the model in its path (default: %(default)s)")
     parser.add_argument("--host", default="127.0.0.1", help="address to listen at (default: %(default)s)")
     parser.add_argument(
@@ -36,11 +36,11 @@ def run(args: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
     optional("uvicorn", "serve")
     quiet.import_tensorflow()
-    from tfdp_rec.job.run_folder import servable_in
+    from tfdp_rec.job.run_folder import find_servable
     from tfdp_rec.serving.rest import Served
     from tfdp_rec.serving.server import Server
 
-    served = Served(servable_in(args.folder))
+    served = Served(find_servable(args.folder))
     server = Server(served, args.name, args.host, args.port, args.open_to_the_network)
     with server, contextlib.suppress(KeyboardInterrupt):  # which SIGTERM is, too
         print(f"tfdp-rec serve: {args.folder} at {server.url}:predict (Ctrl-C ends it)", flush=True)

@@ -1,16 +1,6 @@
-"""`tfdp-rec server`."""
+r"""`tfdp-rec server`.
 
-from __future__ import annotations
-
-import argparse
-import os
-import signal
-import sys
-
-from tfdp_rec.core.ground import interruption
-
-HELP = """\
-  tfdp-rec server --cluster cluster.json --job ps --index 0 \\
+  tfdp-rec server --cluster cluster.json --job ps --index 0 \
       --open-to-the-network
   tfdp-rec server --open-to-the-network       job and index from TF_CONFIG
 
@@ -20,6 +10,15 @@ in cluster.json, without passwords: every machine that reaches its port can read
 on a machine with a network it needs --open-to-the-network, for a network on which all machines are trusted. A cluster
 behind mutual TLS: docs/scaling-tls.md.
 """
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+
+from tfdp_rec.core.ground import interruption
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -30,7 +30,7 @@ from numpy.typing import NDArray
 from tfdp_rec.core.claim.fetch import Shared, spec_of
 from tfdp_rec.core.claim.names import new_iteration
 from tfdp_rec.core.claim.orders import Order
-from tfdp_rec.core.claim.schemes import whole_number
+from tfdp_rec.core.claim.schemes import integer
 from tfdp_rec.core.ground.files import writing
 from tfdp_rec.core.ground.refused import NotPrivate
 
@@ -77,9 +77,9 @@ class BoundedStream(Order):
         separation: int,
         participations: int | None = None,
     ):
-        super().__init__(num_units, whole_number("expected_batch_size", expected_batch_size), unit)
-        self._separation = whole_number("separation", separation)
-        self._participations = None if participations is None else whole_number("participations", participations)
+        super().__init__(num_units, integer("expected_batch_size", expected_batch_size), unit)
+        self._separation = integer("separation", separation)
+        self._participations = None if participations is None else integer("participations", participations)
         self._begin = self._furthest = Seats(self._separation, self._participations or _UNBOUNDED)
         self._handed_out: list[int] = []  # a checksum of the units in each batch of this part
 

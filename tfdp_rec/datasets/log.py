@@ -71,7 +71,7 @@ class Catalogue:
 
     def places_of(self, history: ArrayLike) -> NDArray[np.int64]:
         """Places of one history's items in their order; -1 for ids that are unknown, or no whole numbers."""
-        return self.places(_whole_numbers(_items_of(history, in_order=True), self.padding))
+        return self.places(_integers(_items_of(history, in_order=True), self.padding))
 
 
 @dataclass(frozen=True)
@@ -226,7 +226,7 @@ def whole_users(offsets: NDArray[np.int64], rows: int) -> Iterator[tuple[int, in
 
 def _join(held: list[NDArray[Any]], catalogue: Catalogue, in_order: bool) -> Part:
     lengths = np.array([len(history) for history in held], np.int64)
-    ids = np.concatenate([_whole_numbers(history, catalogue.padding) for history in held])
+    ids = np.concatenate([_integers(history, catalogue.padding) for history in held])
     return _part(ids, lengths, catalogue, in_order)
 
 
@@ -242,7 +242,7 @@ def _items_of(history: Any, in_order: bool) -> NDArray[Any]:
     return found.reshape(-1)
 
 
-def _whole_numbers(ids: NDArray[Any], unknown: int) -> NDArray[np.int64]:
+def _integers(ids: NDArray[Any], unknown: int) -> NDArray[np.int64]:
     # Ids that are missing, fractions or no numbers count as unknown: an error would tell of the user who has one.
     if ids.dtype.kind in "SU":  # beside one text, NumPy makes texts of a user's numbers
         return np.array([_number_in(each, unknown) for each in ids.tolist()], np.int64)

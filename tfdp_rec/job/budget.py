@@ -16,7 +16,7 @@ failures. Each has the same share, σ_day⁻² = σ⁻²/T and δ_ρ/T, whatever
 **Days of a user.** Where a user's rows count on at most k days (`seats.py`), no user is in more than k such Gaussians,
 whatever T is. So noise is that of k days, σ_day⁻² = σ⁻²/k and δ_ρ/k. The first k payments for a kind of release are
 what any user can lose by it; those of further days are of other users or of seats that were not taken, and cost nothing
-(`due`). Training steps draw from all users of a day, and all T days of them add up.
+(`event_due`). Training steps draw from all users of a day, and all T days of them add up.
 
 **Who decides.** The first day's ε, δ and number of days are written in the ledger before anything is paid. A later day
 cannot change them: a budget that could be raised by the one it limits is none. What was spent is the total of the
@@ -30,22 +30,31 @@ import functools
 import math
 from collections.abc import Sequence
 
-from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, NoOpDpEvent, SelfComposedDpEvent
-
 from tfdp_rec.core.claim.composition import epsilon_of
-from tfdp_rec.core.claim.events import FailingDpEvent
+from tfdp_rec.core.claim.events import (
+    ComposedDpEvent,
+    DpEvent,
+    FailingDpEvent,
+    GaussianDpEvent,
+    NoOpDpEvent,
+    SelfComposedDpEvent,
+)
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.core.claim.ledger import Chain, Ledger, Payment
 from tfdp_rec.core.claim.statement import rounded_up
+from tfdp_rec.job.recommenders import names
 from tfdp_rec.sums import set_union
 
 LABEL = "budget of all days"
 # Files of what is released before any training.
-ITEMS, PRIOR, SUMS, UPON = "items.parquet", "prior.npy", "recommender.npz", "begins_with.npz"
-LABELS = {ITEMS: set_union.LABEL, PRIOR: "popularity counts", SUMS: "private sums", UPON: "private sums to train upon"}
+ITEMS, PRIOR, SUMS, PRETRAINING_SUMS = "items.parquet", "prior.npy", "recommender.npz", "begins_with.npz"
+LABELS = {
+    ITEMS: set_union.LABEL, PRIOR: "popularity counts", SUMS: "private sums",
+    PRETRAINING_SUMS: "private sums to train upon",
+}  # fmt: skip
 _OF_ITEMS = 0.25  # of ε, by itself
 _FAILING = 0.1  # of δ
-_UPON = 0.8  # of ε without that of items, for sums that a training goes on from; a half is worse on real sessions
+_BEFORE_TRAINING = 0.8  # of ε without that of items, for sums to train upon; a half is worse on real sessions
 _GRID = 1e-4  # of ε: what a further distribution may be rounded up by
 
 
@@ -87,18 +96,18 @@ class Budget:
         failing = _FAILING * self.delta
         days = self.counted_days
         if days == 1:
-            return self._of_items, 2 * failing
+            return self._items_share, 2 * failing
         # One of so many equal releases that together cost this ε, and fail with that probability.
-        noise = noise_of_one_release(self._of_items, failing) * days**0.5
+        noise = noise_of_one_release(self._items_share, failing) * days**0.5
         return epsilon_of(GaussianDpEvent(noise), failing / days), 2 * failing / days
 
     @property
-    def _of_items(self) -> float:
+    def _items_share(self) -> float:
         """ε of finding items on all days, by itself."""
         return _OF_ITEMS * self.epsilon if self.items_epsilon is None else self.items_epsilon
 
     @property
-    def finding(self) -> float:
+    def item_noise(self) -> float:
         """σ_v of finding items on one day, as `private_items` makes it of its (ε, δ)."""
         return math.inf if self.items is None else noise_of_one_release(self.items[0], self.items[1] / 2)
 
@@ -108,29 +117,24 @@ class Budget:
         return _noise_of_sums(self)
 
     @property
-    def sums_upon(self) -> float:
+    def pretraining_sums(self) -> float:
         """Noise multiplier of the sums of one day that a training goes on from."""
-        of_items = 0.0 if self.public else self._of_items
-        part = of_items + _UPON * (self.epsilon - of_items)
+        of_items = 0.0 if self.public else self._items_share
+        part = of_items + _BEFORE_TRAINING * (self.epsilon - of_items)
         return dataclasses.replace(self, epsilon=part, items_epsilon=None if self.public else of_items).sums
+
+    def noise(self, file: str) -> float:
+        """Noise multiplier of the release in a file, sums or popularity, of one day."""
+        if file == PRIOR:
+            return prior_noise(self.epsilon, self.delta) * self.counted_days**0.5
+        return self.pretraining_sums if file == PRETRAINING_SUMS else self.sums
 
     def releases(self, *files: str) -> dict[str, DpEvent]:
         """Events of one day's releases by the files that keep them: of found items, and of the files that are named."""
-        found: dict[str, DpEvent] = {}
-        if self.items is not None:
-            found[ITEMS] = ComposedDpEvent([GaussianDpEvent(self.finding), FailingDpEvent(self.items[1] / 2)])
-        for file in files:
-            found[file] = GaussianDpEvent(self._noise(file))
-        return found
-
-    def _noise(self, file: str) -> float:
-        if file == PRIOR:
-            return prior_noise(self.epsilon, self.delta) * self.counted_days**0.5
-        return self.sums_upon if file == UPON else self.sums
-
-    def before_training(self, file: str) -> list[tuple[DpEvent, str]]:
-        """What a training costs on one day beside its steps, with labels: finding items, and the release in a file."""
-        return [(event, LABELS[each]) for each, event in self.releases(file).items()]
+        events: dict[str, DpEvent] = {file: GaussianDpEvent(self.noise(file)) for file in files}
+        if self.items is None:
+            return events
+        return {ITEMS: ComposedDpEvent([GaussianDpEvent(self.item_noise), FailingDpEvent(self.items[1] / 2)]), **events}
 
     def all_days(self, sums: float) -> DpEvent:
         """All days of one user, with sums of a noise multiplier, composed as a ledger composes its entries."""
@@ -139,14 +143,14 @@ class Budget:
 
     # In a ledger.
 
-    def decided(self, ledger: Ledger) -> Budget:
+    def decide(self, ledger: Ledger) -> Budget:
         """The decision that stands in a ledger; this one, written there, if there is none."""
         if not ledger.notes(LABEL):
             ledger.note(LABEL, dataclasses.asdict(self))
-        return Budget.of(ledger)
+        return Budget.read(ledger)
 
     @classmethod
-    def of(cls, chain: Chain) -> Budget:
+    def read(cls, chain: Chain) -> Budget:
         """The first decision in a ledger: no later one counts."""
         notes = chain.notes(LABEL)
         if not notes:
@@ -156,7 +160,7 @@ class Budget:
             )
         return cls(**notes[0])
 
-    def due(self, chain: Chain, event: DpEvent, label: str) -> DpEvent:
+    def event_due(self, chain: Chain, event: DpEvent, label: str) -> DpEvent:
         """Event to pay for a release of users with seats: free once as many days are paid for as a user can have."""
         return event if self.costly_days(chain, label, 1) else NoOpDpEvent()
 
@@ -167,7 +171,7 @@ class Budget:
         paid = sum(each.label == label and not isinstance(each.event, NoOpDpEvent) for each in chain.paid)
         return min(left, max(0, self.counted_days - paid))
 
-    def refuse_beyond(self, ledger: Ledger, events: Sequence[DpEvent]) -> None:
+    def refuse_excess(self, ledger: Ledger, events: Sequence[DpEvent]) -> None:
         """Raises if paying for these events would pass what was decided."""
         after = ledger.epsilon(self.delta, more=[Payment(event) for event in events]) if events else 0.0
         if after > self.epsilon:
@@ -179,13 +183,46 @@ class Budget:
                 "can be served on, and nothing more is to be asked of these users."
             )
 
+    # In a statement.
+
+    def days_field(self, day: int, is_trained: bool) -> dict[str, str]:
+        """The entry that is about days; empty for a single one."""
+        if self.days == 1:
+            return {}
+        together = "as if each user were in all of them"
+        users = f"added up {together}"
+        if self.days_per_user is not None:
+            users = f"of which a user's rows count on {self.days_per_user} at most, kept account of in a private list"
+            if is_trained:
+                users += f", in all but training steps, which add up {together}"
+        return {
+            "Days": f"{day} so far, of at most {self.days}, {users}; never above epsilon = "
+            f"{rounded_up(self.epsilon):g}, as the first day decided. What follows is of the last of them"
+        }  # fmt: skip
+
+    def public_numbers(self, users: int) -> str:
+        """What of the users is public."""
+        counted = "the number of users of each day" if self.days > 1 else "the number of users"
+        return f"{counted}, {users}, and which of them were held out, by a hash of their ids"
+
+
+def pretraining_release(name: str) -> str | None:
+    """The file of what is released for a recommender alone, before any training; None if there is no such release."""
+    of_sums = {names.spectral.name: SUMS, names.from_sums.name: PRETRAINING_SUMS}
+    return PRIOR if names.is_two_tower(name) else of_sums.get(name)
+
+
+def count_days(chain: Chain, file: str | None) -> int:
+    """Number of days so far that have paid for the release in a file."""
+    return 0 if file is None else sum(paid.label == LABELS[file] for paid in chain.paid)
+
 
 @functools.cache
 def _noise_of_sums(budget: Budget) -> float:
     aimed, delta = budget.epsilon, budget.delta if budget.public else (1 - _FAILING) * budget.delta
     while True:
         whole = noise_of_one_release(aimed, delta)
-        sums = (whole**-2 / budget.counted_days - budget.finding**-2) ** -0.5
+        sums = (whole**-2 / budget.counted_days - budget.item_noise**-2) ** -0.5
         over = epsilon_of(budget.all_days(sums), budget.delta) - budget.epsilon
         if over <= 0:
             return sums

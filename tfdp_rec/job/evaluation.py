@@ -76,7 +76,7 @@ class Evaluation:
     def __len__(self) -> int:
         return len(self.label)
 
-    def measured(self, scores: Scores) -> dict[str, Mean]:
+    def measure(self, scores: Scores) -> dict[str, Mean]:
         """recall@k and nDCG@10, each a mean over the users; empty if there are none."""
         if not len(self):
             return {}

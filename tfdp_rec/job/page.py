@@ -57,11 +57,11 @@ _BEFORE = f"""<!DOCTYPE html>
 _MARKUP = re.compile(r"([\\`*_\[\]<>|&~$])")
 
 
-def given(text: object) -> str:
+def escape(text: object) -> str:
     r"""Words from outside, on one line, as Markdown that shows them as they are.
 
     Example:
-        >>> print(given("<b>Up</b> | *Down*"))
+        >>> print(escape("<b>Up</b> | *Down*"))
         \<b\>Up\</b\> \| \*Down\*
     """
     return _MARKUP.sub(r"\\\1", " ".join(str(text).split()))
@@ -104,7 +104,7 @@ def section(title: str, *blocks: str) -> str:
     return "\n\n".join([f"## {title}", *blocks])
 
 
-def as_html(title: str, markdown: str, pictures: Mapping[str, bytes]) -> str:
+def render_html(title: str, markdown: str, pictures: Mapping[str, bytes]) -> str:
     """A page of Markdown as one file of HTML; `pictures` are PNG files by the names that the Markdown has for them."""
     parser = MarkdownIt("commonmark", {"html": False, "xhtmlOut": False}).enable("table")
     # Every "<" of a text is escaped by now: what is replaced here are the renderer's own tags.

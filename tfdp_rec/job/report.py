@@ -7,19 +7,21 @@ the guarantee is read from the statement's fields, so that neither can promise s
 from __future__ import annotations
 
 import dataclasses
+import functools
 import io
 import json
 import math
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import tfdp_rec
 from tfdp_rec.core.claim.statement import Statement, rounded_up
 from tfdp_rec.job import page
 from tfdp_rec.job.evaluation import HISTORY, KS
-from tfdp_rec.job.recommenders.names import is_trained, is_two_tower, named, popularity, spectral, upon_sums
-from tfdp_rec.job.run_folder import RELEASE, RunFolder
+from tfdp_rec.job.recommenders import names
+from tfdp_rec.job.recommenders.names import is_trained, look_up
+from tfdp_rec.job.run_folder import CARD, RELEASE, RunFolder
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.job.sources import LogSource
 from tfdp_rec.metrics import Mean
@@ -62,6 +64,17 @@ _PRIVATE_FILES = (
 )
 
 
+_KINDS = {
+    names.spectral.name: "counts of items and of pairs of them, summed over users with noise; nothing is trained",
+    names.exact.name: "counts of items and of pairs of them, without noise",
+    names.from_sums.name: "counts of items and of pairs, summed over users with noise, and tables that are trained "
+    "upon them",
+}
+_CURVES = {
+    "recall@10": "recall@10 on held-out users", "loss": "training loss", "epsilon": "ε spent (user-level)"
+}  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True)
 class RunReport:
     """The content of the report and of the card."""
@@ -80,18 +93,17 @@ class RunReport:
         return {result["recommender"]: result for result in self.results}
 
     @property
-    def released(self) -> str:
-        """Name of the recommender that leaves the run."""
-        return self.config["released"]
+    def recommender(self) -> names.Recommender:
+        """The recommender that leaves the run."""
+        return look_up(self.config["released"])
 
 
 def table(results: Sequence[dict[str, Any]]) -> list[list[str]]:
     """Rows of the table of results, the heading first."""
     rows = [["recommender", *SHOWN, "ε (user-level)", "steps"]]
     for result in results:
-        label = named(result["recommender"]).label
-        label = f"two-tower, {label}" if is_two_tower(result["recommender"]) else label
-        means = [f"{_mean(result, metric).value:.4f} {_interval(result, metric, 4)}" for metric in SHOWN]
+        label = "two-tower, " * names.is_two_tower(result["recommender"]) + look_up(result["recommender"]).label
+        means = [f"{result['recalls'][metric]:.4f} {_interval(result, metric, 4)}" for metric in SHOWN]
         rows.append([label, *means, _epsilon(result["epsilon"]), str(result["steps"] or "–")])
     return rows
 
@@ -102,34 +114,35 @@ def text(results: Sequence[dict[str, Any]]) -> str:
     rows = [["", *shown, "ε"]]
     for result in results:
         means = [f"{result['recalls'][m]:.4f} ± {1.96 * result['errors'][m]:.4f}" for m in shown]
-        rows.append([named(result["recommender"]).label, *means, _epsilon(result["epsilon"])])
-    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
-    return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows)
+        rows.append([look_up(result["recommender"]).label, *means, _epsilon(result["epsilon"])])
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
 
 
 def write(report: RunReport) -> None:
     """Writes the model card; and the report, as `report.html` and `report.md`."""
-    config, private = report.config, report.folder.private
+    config, folder = report.config, report.folder
     begins = "# A private recommender\n\n> What this folder holds is covered by the ε below, all of it."
-    if not named(report.released).claims_epsilon:
+    if not report.recommender.claims_epsilon:
         begins = "# A recommender\n\n> **Not private.**"
-    release, run = "\n\n".join(_card(report, RELEASE, False)), report.folder.path.resolve().name
-    report.folder.release.write("card.md", f"{begins} {_HISTORIES}\n\n{release}\n")
+    card = "\n\n".join(_card(report, RELEASE, False))
+    folder.write(CARD, f"{begins} {_HISTORIES}\n\n{card}\n")
     day = f", day {config['day']} of at most {config['days']}" if config["days"] > 1 else ""
     title = f"Run of {config['when'].replace('T', ', ')}{day}"
     pictures = _pictures(report)
-    others = [f"### {named(n).label}\n\n{page.verbatim(said)}" for n, said in report.others.items()]
+    others = [f"### {look_up(name).label}\n\n{page.verbatim(said)}" for name, said in report.others.items()]
     blocks = [
         f"# {title}", _WARNING, *_tests(report),
-        "\n".join(f"![{picture.about}]({picture.file})" for picture in pictures),
-        page.section("Model card", _released(report), _PRIVATE_FILES), *_card(report, run, True),
+        "\n".join(f"![{about}]({file})" for file, (about, _) in pictures.items()),
+        page.section("Model card", _what_is_released(report), _PRIVATE_FILES),
+        *_card(report, folder.path.resolve().name, True),
         *([page.section("What each of the others has cost", *others)] if others else []),
     ]  # fmt: skip
-    markdown = "\n\n".join(blocks) + "\n"
-    for picture in pictures:
-        private.write(picture.file, picture.png)
-    private.write("report.md", markdown)
-    private.write("report.html", page.as_html(title, markdown, {picture.file: picture.png for picture in pictures}))
+    markdown, files = "\n\n".join(blocks) + "\n", {file: png for file, (_, png) in pictures.items()}
+    for file, png in files.items():
+        folder.write(file, png)
+    folder.write("report.md", markdown)
+    folder.write("report.html", page.render_html(title, markdown, files))
 
 
 # Sections.
@@ -137,14 +150,14 @@ def write(report: RunReport) -> None:
 
 def _tests(report: RunReport) -> list[str]:
     """The few figures that one looks for first, and the table of all."""
-    config, result = report.config, report.by_name[report.released]
+    config, result = report.config, report.by_name[report.recommender.name]
     users, cost = result["test_users"], "- ε, user-level: **∞** (not private)"
-    if named(report.released).claims_epsilon:
+    if report.recommender.claims_epsilon:
         cost = f"- ε, user-level: **{_epsilon(result['epsilon'])}** (at δ = {config['delta']:g}, of what is released)"
     trained = f"- users: **{config['train_users']:,}** (trained on"
     if not users:
         return [f"{cost}\n{trained})", "No held-out user has two different items: nothing was tested."]
-    popular = report.by_name[popularity.name]["recalls"]["recall@10"]
+    popular = report.by_name[names.popularity.name]["recalls"]["recall@10"]
     found = (
         f"- recall@10 of what is released: **{result['recalls']['recall@10']:.3f}** (95% interval "
         f"{_interval(result, 'recall@10', 3)}; exact popularity {popular:.3f})"
@@ -152,85 +165,78 @@ def _tests(report: RunReport) -> list[str]:
     heading, *rows = table(report.results)
     return [
         f"{cost}\n{found}\n{trained}; {users:,} others tested on)",
-        page.table(heading, rows, list(report.by_name).index(report.released)),
+        page.table(heading, rows, list(report.by_name).index(report.recommender.name)),
         _OF_THE_TESTS.format(users=users, history=HISTORY),
     ]
 
 
-def _pictures(report: RunReport) -> list[Picture]:
-    lines = report.folder.metrics()
-    trained = {line["recommender"] for line in lines}
-    tested = {name: result for name, result in report.by_name.items() if result["test_users"]}
-    flat = {name: result["recalls"]["recall@10"] for name, result in tested.items() if name not in trained}
-    drawn = (
-        _recalls(tested) if tested else None,
-        _curves(lines, "recall@10", "recall@10 on held-out users", flat),
-        _curves(lines, "loss", "training loss", {}),
-        _curves(lines, "epsilon", "ε spent (user-level)", {}),
-    )
-    return [each for each in drawn if each is not None]
+def _epsilon(value: float | None) -> str:
+    return "∞" if value is None or math.isinf(value) else f"{rounded_up(value):g}"
+
+
+def _interval(result: Mapping[str, Any], metric: str, digits: int) -> str:
+    low, high = Mean(result["recalls"][metric], result["errors"][metric], result["test_users"]).interval()
+    return f"[{max(low, 0.0):.{digits}f}, {min(high, 1.0):.{digits}f}]"
 
 
 # Plots, as PNG files.
 
 
-class Picture(NamedTuple):
-    """A plot as a file beside the report; `about` describes it to a screen reader."""
-
-    file: str
-    about: str
-    png: bytes
-
-
-def _curves(
-    lines: Sequence[Mapping[str, Any]], key: str, about: str, levels: Mapping[str, float]
-) -> Picture | None:
-    """A figure of metrics.jsonl over the steps, with levels of recommenders without steps; None if there is none."""
-    points: dict[str, list[tuple[int, float]]] = {}
-    for line in lines:
-        if _finite(line.get(key)):
-            points.setdefault(line["recommender"], []).append((line["step"], line[key]))
-    if not points:
-        return None
-
-    def draw(axes: Any) -> None:
-        for name, found in points.items():
-            axes.plot(*zip(*found), label=named(name).label, color=named(name).colour, marker=".")
-        for name, level in levels.items():
-            axes.axhline(level, label=named(name).label, color=named(name).colour, linestyle="--")
-        axes.set(xlabel="steps", ylabel=about)
-
-    return Picture(f"{key.split('@')[0]}.png", f"{about}, over the steps", _drawn(draw))
+def _pictures(report: RunReport) -> dict[str, tuple[str, bytes]]:
+    """Plots by the names of their files, each with what describes it to a screen reader."""
+    lines = report.folder.metrics()
+    tested = {name: result for name, result in report.by_name.items() if result["test_users"]}
+    pictures = {}
+    if tested:
+        about = "recall@k of those that were tested, for each k, with 95% intervals"
+        pictures["recall_at_k.png"] = about, _draw(functools.partial(_plot_recalls, tested))
+    for key, about in _CURVES.items():
+        curves: dict[str, list[tuple[int, float]]] = {}
+        for line in lines:
+            if _is_finite(line.get(key)):
+                curves.setdefault(line["recommender"], []).append((line["step"], line[key]))
+        if curves:
+            # Those without steps are levels.
+            flat = tested.keys() - {line["recommender"] for line in lines} if key == "recall@10" else set()
+            levels = {name: result["recalls"][key] for name, result in tested.items() if name in flat}
+            plot = functools.partial(_plot_curves, curves, levels, about)
+            pictures[f"{key.split('@')[0]}.png"] = f"{about}, over the steps", _draw(plot)
+    return pictures
 
 
-def _recalls(results: Mapping[str, Mapping[str, Any]]) -> Picture:
-    """recall@k for each k that was tested, with 95% intervals, of lines of results.json by recommender."""
-
-    def draw(axes: Any) -> None:
-        for number, (name, result) in enumerate(results.items()):
-            # A little apart, so that intervals do not hide each other.
-            places = [place + 0.05 * (number - (len(results) - 1) / 2) for place in range(len(KS))]
-            means, errors = ([result[kind][f"recall@{k}"] for k in KS] for kind in ("recalls", "errors"))
-            bars = [1.96 * error if _finite(error) else 0.0 for error in errors]
-            axes.errorbar(places, means, bars, label=named(name).label, color=named(name).colour, marker=".")
-        axes.set_xticks(range(len(KS)), [str(k) for k in KS])
-        axes.set(xlabel="k", ylabel="recall@k")
-        axes.set_ylim(bottom=0)
-
-    about = "recall@k of those that were tested, for each k, with 95% intervals"
-    return Picture("recall_at_k.png", about, _drawn(draw))
+def _plot_curves(
+    curves: Mapping[str, list[tuple[int, float]]], levels: Mapping[str, float], about: str, axes: Any
+) -> None:
+    for name, points in curves.items():
+        axes.plot(*zip(*points), label=look_up(name).label, color=look_up(name).colour, marker=".")
+    for name, level in levels.items():
+        axes.axhline(level, label=look_up(name).label, color=look_up(name).colour, linestyle="--")
+    axes.set(xlabel="steps", ylabel=about)
 
 
-def _finite(value: float | None) -> bool:
+def _plot_recalls(results: Mapping[str, Mapping[str, Any]], axes: Any) -> None:
+    """recall@k for each k that was tested, with 95% intervals."""
+    for number, (name, result) in enumerate(results.items()):
+        # A little apart, so that intervals do not hide each other.
+        places = [place + 0.05 * (number - (len(results) - 1) / 2) for place in range(len(KS))]
+        means, errors = ([result[kind][f"recall@{k}"] for k in KS] for kind in ("recalls", "errors"))
+        bars = [1.96 * error if _is_finite(error) else 0.0 for error in errors]
+        axes.errorbar(places, means, bars, label=look_up(name).label, color=look_up(name).colour, marker=".")
+    axes.set_xticks(range(len(KS)), [str(k) for k in KS])
+    axes.set(xlabel="k", ylabel="recall@k")
+    axes.set_ylim(bottom=0)
+
+
+def _is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _drawn(draw: Callable[[Any], None]) -> bytes:
+def _draw(plot: Callable[[Any], None]) -> bytes:
     from matplotlib.figure import Figure  # no window opens, and no setting of matplotlib stays
 
     figure, file = Figure(figsize=(5.6, 4.2), layout="constrained"), io.BytesIO()
     axes = figure.subplots()
-    draw(axes)
+    plot(axes)
     axes.grid(alpha=0.2)
     figure.legend(loc="outside lower center", ncols=2, frameon=False, fontsize="small")
     figure.savefig(file, format="png", dpi=130)
@@ -240,39 +246,17 @@ def _drawn(draw: Callable[[Any], None]) -> bytes:
 # The card.
 
 
-def _made_of(report: RunReport) -> str:
-    config = report.config
-    items = "from a public list" if config["public"] else "found privately"
-    trained = "are trained on"
-    if config["days_per_user"]:
-        trained = "may be counted, those with a seat on the day,"
-        trained = f"are trained on, and {trained}" if is_trained(report.released) else trained
-    said = (
-        f"{config['num_users']:,} users, of whom {config['train_users']:,} {trained} and the others held out. "
-        f"{config['num_items']:,} items, {items}. Rows {'in order of time' if config['ordered'] else 'without order'}."
-    )
-    if is_trained(report.released):
-        made, clip = report.by_name[report.released]["steps"], JobSettings.from_config(config).clip_of(report.released)
-        said += f" Trained: {made} steps of {config['batch_size']} users on average, clip {clip:g}."
-    return said
-
-
 def _card(report: RunReport, folder: str, private: bool) -> list[str]:
     """What may be handed on: no results of tests, and names of files and folders only if `private`."""
-    kind = "counts of items and of pairs of them, summed over users with noise; nothing is trained"
-    if is_two_tower(report.released):
-        kind = "a two-tower, trained by this mechanism"
-    elif report.released == upon_sums.name:
-        kind = "counts of items and of pairs, summed over users with noise, and tables that are trained upon them"
-    elif report.released != spectral.name:
-        kind = "counts of items and of pairs of them, without noise"
-    files = [row for row in _RELEASED_FILES if row[0] != "`model.keras`" or is_trained(report.released)]
+    released = report.recommender
+    kind = _KINDS.get(released.name, "a two-tower, trained by this mechanism")
+    files = [row for row in _RELEASED_FILES if row[0] != "`model.keras`" or is_trained(released.name)]
     return [
         page.bullets([
-            f"**Recommender**: **{named(report.released).label}**: {kind}",
+            f"**Recommender**: **{released.label}**: {kind}",
             f"**Made from**: {report.source.words(private)}", f"**Made by**: tfdp_rec {tfdp_rec.__version__}",
         ]),
-        _made_of(report),
+        _sizes(report),
         page.section("What is promised", page.verbatim(report.said or NO_GUARANTEE)),
         page.section("Files to be handed on", page.table(("file", "what it is"), files)),
         _questions(report, folder),
@@ -280,12 +264,30 @@ def _card(report: RunReport, folder: str, private: bool) -> list[str]:
     ]  # fmt: skip
 
 
-def _released(report: RunReport) -> str:
+def _sizes(report: RunReport) -> str:
+    """How many users and items there are, and how much was trained."""
+    config, name = report.config, report.recommender.name
+    items = "from a public list" if config["public"] else "found privately"
+    trained = "are trained on"
+    if config["days_per_user"]:
+        trained = "may be counted, those with a seat on the day,"
+        trained = f"are trained on, and {trained}" if is_trained(name) else trained
+    said = (
+        f"{config['num_users']:,} users, of whom {config['train_users']:,} {trained} and the others held out. "
+        f"{config['num_items']:,} items, {items}. Rows {'in order of time' if config['ordered'] else 'without order'}."
+    )
+    if is_trained(name):
+        made, clip = report.by_name[name]["steps"], JobSettings.from_config(config).clip_of(name)
+        said += f" Trained: {made} steps of {config['batch_size']} users on average, clip {clip:g}."
+    return said
+
+
+def _what_is_released(report: RunReport) -> str:
     """Which recommender the folder holds, and what the release of another would cost."""
-    there = f"**{named(report.released).label}** is in `release/servable/`"
-    if not named(report.released).claims_epsilon:
+    there = f"**{report.recommender.label}** is in `release/servable/`"
+    if not report.recommender.claims_epsilon:
         return f"{there}. It is not private: no ε holds for it."
-    made = [named(name) for name in report.by_name if name in (report.released, *report.others)]
+    made = [look_up(name) for name in report.by_name if name in (report.recommender.name, *report.others)]
     private = [each.label for each in made if each.claims_epsilon]
     alone = f"{there}, and it alone; it was chosen by its name before training, so that the choice costs no privacy."
     if len(private) < 2:
@@ -307,21 +309,8 @@ def _questions(report: RunReport, folder: str) -> str:
         f"tfdp-rec serve {name}\n"
         f"curl -d {asked} http://127.0.0.1:8501/v1/models/recommender:predict"
     )
-    shown = [(page.given(item), page.given(title)) for item, title in report.answers]
+    shown = [(page.escape(item), page.escape(title)) for item, title in report.answers]
     return page.section(
         "How to ask it", "From the folder that this run's folder is in, here and over HTTP:", page.verbatim(commands),
         "Recommendations for an empty history:", page.table(("id", "title"), shown),
     )  # fmt: skip
-
-
-def _epsilon(value: float | None) -> str:
-    return "∞" if value is None or math.isinf(value) else f"{rounded_up(value):g}"
-
-
-def _interval(result: Mapping[str, Any], metric: str, digits: int) -> str:
-    low, high = _mean(result, metric).interval()
-    return f"[{max(low, 0.0):.{digits}f}, {min(high, 1.0):.{digits}f}]"
-
-
-def _mean(result: Mapping[str, Any], metric: str) -> Mean:
-    return Mean(result["recalls"][metric], result["errors"][metric], result["test_users"])

@@ -5,12 +5,11 @@
                     ledgers of recommenders that were only compared, the days that users' rows counted on, what a run
                     needs to be resumed; 0700, files 0600
 
-`find` tells where a file of a run is.
+This file imports no library of the extra `job`: a machine that only serves needs none of them.
 """
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import os
 import pathlib
@@ -19,32 +18,13 @@ from typing import Any
 
 from tfdp_rec.core.ground.files import Path, writing
 
-RELEASE, PRIVATE, RESUME, LEDGERS = "release", "private", "resume", "ledgers"
-CONFIG, LEDGER, SERVABLE, STATEMENT, RELEASED, MODEL = (
-    "config.json", "ledger.jsonl", "servable", "statement.txt", "released.npz", "model.keras"
+RELEASE, PRIVATE = "release", "private"
+LEDGER, SERVABLE, STATEMENT, RELEASED, MODEL, CARD = (
+    "ledger.jsonl", "servable", "statement.txt", "released.npz", "model.keras", "card.md"
 )  # fmt: skip
-SEATS, SEATS_NEXT = "seats.parquet", "seats.parquet.next"
+CONFIG, SEATS = "config.json", ("seats.parquet", "seats.parquet.next")
 FINAL = (CONFIG, SERVABLE, STATEMENT, RELEASED)  # a folder with any of them holds a run
-
-
-@dataclasses.dataclass(frozen=True)
-class FolderPart:
-    """One of the two parts; files of the private one are for their owner alone."""
-
-    path: pathlib.Path
-    private: bool
-
-    def __truediv__(self, name: str) -> pathlib.Path:
-        return self.path / name
-
-    def write(self, name: str, content: str | bytes) -> None:
-        """Writes a file whole."""
-        with writing(self / name, "w" if isinstance(content, str) else "wb", self.private) as file:
-            file.write(content)
-
-    def write_json(self, name: str, value: Any) -> None:
-        """Writes a JSON file whole."""
-        self.write(name, json.dumps(value, indent=1))
+_IN_RELEASE = (LEDGER, SERVABLE, STATEMENT, RELEASED, MODEL, CARD)
 
 
 class RunFolder:
@@ -60,22 +40,27 @@ class RunFolder:
 
     def __init__(self, path: Path):
         self.path = pathlib.Path(path)
-        self.release, self.private = FolderPart(self.path / RELEASE, False), FolderPart(self.path / PRIVATE, True)
+        self.release, self.private = self.path / RELEASE, self.path / PRIVATE
         try:
             for part in (self.release, self.private):
-                part.path.mkdir(parents=True, exist_ok=True)
+                part.mkdir(parents=True, exist_ok=True)
                 probe = part / f".{uuid.uuid4().hex}"
                 probe.touch()
                 probe.unlink()
-            self.private.path.chmod(0o700)
+            self.private.chmod(0o700)
         except OSError as problem:
             raise OSError(
                 problem.errno, f"--out: nothing can be written to {self.path} ({problem.strerror}). Give another --out."
             ) from problem
 
+    def write(self, name: str, content: str | bytes) -> None:
+        """Writes a file whole, into its part of the folder; private ones are for their owner alone."""
+        with writing(find(self.path, name), "w" if isinstance(content, str) else "wb", name not in _IN_RELEASE) as file:
+            file.write(content)
+
     def remove_if_empty(self) -> None:
         """Removes what of it holds nothing."""
-        for path in (self.release.path, self.private.path, self.path):
+        for path in (self.release, self.private, self.path):
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
 
@@ -94,10 +79,10 @@ class RunFolder:
 
 def find(run: Path, name: str) -> pathlib.Path:
     """Path of a file of a run, in its part of the folder."""
-    return pathlib.Path(run) / (PRIVATE if name == CONFIG else RELEASE) / name
+    return pathlib.Path(run) / (RELEASE if name in _IN_RELEASE else PRIVATE) / name
 
 
-def servable_in(folder: Path) -> pathlib.Path:
+def find_servable(folder: Path) -> pathlib.Path:
     """The SavedModel of a run folder, or of its released part; the folder itself, if it is one."""
     path = pathlib.Path(folder)
     places = path, path / SERVABLE, path / RELEASE / SERVABLE

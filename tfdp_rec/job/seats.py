@@ -41,12 +41,12 @@ from tfdp_rec.core.claim.ledger import Ledger
 from tfdp_rec.core.ground.files import remove, sync_entry, writing
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.job.budget import Budget
-from tfdp_rec.job.recommenders import names
-from tfdp_rec.job.run_folder import SEATS, SEATS_NEXT
-from tfdp_rec.job.settings import JobSettings
+from tfdp_rec.job.run_folder import SEATS
+from tfdp_rec.job.users import refuse_other_kind
 
 LABEL = "seats of a day"
 _ID = b"list"
+_LIST, _NEXT = SEATS
 
 
 class _Note(NamedTuple):
@@ -70,58 +70,40 @@ class DaySeats:
     of_users: NDArray[np.bool_]
     id: str
 
-    @classmethod
-    def taken(cls, folder: pathlib.Path, ledger: Ledger, budget: Budget, log: Interactions, mine: str = "") -> DaySeats:
-        """Takes the seats of a day, durably, before anything of it is paid for."""
-        # mine: id of the list in which this day has taken its seats before, if it has; folder: private
-        notes = _notes(ledger)
-        last, paid = notes[-1], _that_paid(ledger, notes)
-        held = _read(folder, last)
-        _refuse_other_kind(held, log)
-        if mine and mine == last.list:
-            return cls(_seated(log, held, last.day), mine)
-        own = next((note for note in notes if mine and note.list == mine), None)
-        if own and any(note.number > own.number for note in paid):
-            raise ValueError(
-                f"A day was begun after the one that is resumed here, and has paid for something in {ledger.path}: "
-                "both would count the same users (--days-per-user). Begin this day again, with --continue and, if it "
-                "is refused, another --checkpoint."
-            )
-        days = {note.day for note in paid}
-        held = held.filter(pc.is_in(held["day"], pa.array(sorted(days), pa.int32())))  # other seats are free again
-        if own in paid:
-            return cls(_seated(log, held, own.day), _write(folder, ledger, held, own.day))
-        day = max(days, default=0) + 1
-        if day > budget.days:
-            raise ValueError(f"{ledger.path}: all of the {budget.days} days that the first one decided on are over.")
-        seated = _counts(log, held) < allowed(budget, day, log.uniforms("seats"))
-        users = _ids(log).filter(pa.array(seated))
-        rows = pa.table({"user": users, "day": pa.array(np.full(len(users), day), pa.int32())})
-        table = pa.concat_tables([held, rows]) if held.num_rows else rows
-        return cls(seated, _write(folder, ledger, table, day))
 
-
-def refuse_unfit(settings: JobSettings) -> None:
-    """Raises if `--days-per-user` is given where it means nothing, or where what is made does not heed it."""
-    if settings.days_per_user is None:
-        return
-    if settings.days_per_user > settings.days:
+def take_seats(folder: pathlib.Path, ledger: Ledger, budget: Budget, log: Interactions, mine: str = "") -> DaySeats:
+    """Takes the seats of a day, durably, before anything of it is paid for."""
+    # mine: id of the list in which this day has taken its seats before, if it has; folder: private
+    notes = _notes(ledger)
+    last, paid = notes[-1], _notes_that_paid(ledger, notes)
+    held = _read(folder, last)
+    if held.num_rows:
+        why = ", so that a user would not be known again"
+        refuse_other_kind("user", held["user"].type, log.unit_ids.type, why)
+    if mine and mine == last.list:
+        return DaySeats(_have_seats(log, held, last.day), mine)
+    own = next((note for note in notes if mine and note.list == mine), None)
+    if own and any(note.number > own.number for note in paid):
         raise ValueError(
-            f"--days-per-user must be at most --days, {settings.days}, got {settings.days_per_user}: it is how many of "
-            "those days a user's rows count on."
+            f"A day was begun after the one that is resumed here, and has paid for something in {ledger.path}: "
+            "both would count the same users (--days-per-user). Begin this day again, with --continue and, if it "
+            "is refused, another --checkpoint."
         )
-    released = names.released(settings.mechanism, settings.export)
-    others = set(settings.mechanism) - {released, names.exact.name}
-    # One list of seats, one ledger that says which of them are taken.
-    if others or not names.named(released).claims_epsilon:
-        made = " and ".join(sorted(others | {released}))
-        raise ValueError(
-            f"--days-per-user is of one private recommender, and {made} would be made: name one by --mechanism, such "
-            "as spectral, or leave it out."
-        )
+    days = {note.day for note in paid}
+    held = held.filter(pc.is_in(held["day"], pa.array(sorted(days), pa.int32())))  # other seats are free again
+    if own in paid:
+        return DaySeats(_have_seats(log, held, own.day), _write(folder, ledger, held, own.day))
+    day = max(days, default=0) + 1
+    if day > budget.days:
+        raise ValueError(f"{ledger.path}: all of the {budget.days} days that the first one decided on are over.")
+    seated = _count_seats(log, held) < most_seats(budget, day, log.uniforms("seats"))
+    users = _ids(log).filter(pa.array(seated))
+    rows = pa.table({"user": users, "day": pa.array(np.full(len(users), day), pa.int32())})
+    table = pa.concat_tables([held, rows]) if held.num_rows else rows
+    return DaySeats(seated, _write(folder, ledger, table, day))
 
 
-def allowed(budget: Budget, day: int, phases: NDArray[np.float64]) -> NDArray[np.int64]:
+def most_seats(budget: Budget, day: int, phases: NDArray[np.float64]) -> NDArray[np.int64]:
     """Most seats that users of phases φ can have had by a day, that day included."""
     assert budget.days_per_user is not None
     most, between = budget.days_per_user, max(1, budget.days - 1)
@@ -135,7 +117,7 @@ def _notes(ledger: Ledger) -> list[_Note]:
     return [_Note(line["number"], **line["settings"]) for line in lines] or [_NONE]
 
 
-def _that_paid(ledger: Ledger, notes: list[_Note]) -> list[_Note]:
+def _notes_that_paid(ledger: Ledger, notes: list[_Note]) -> list[_Note]:
     """The notes of days that have paid for something: a payment is of the day that has taken seats before it."""
     numbers = [note.number for note in notes]
     places = sorted({bisect.bisect(numbers, payment.number) for payment in ledger.paid} - {0})
@@ -145,9 +127,9 @@ def _that_paid(ledger: Ledger, notes: list[_Note]) -> list[_Note]:
 def _write(folder: pathlib.Path, ledger: Ledger, table: pa.Table, day: int) -> str:
     """Makes it the list of a day; returns its id."""
     found = secrets.token_hex(8)
-    for left in folder.glob(f".*.{SEATS_NEXT}"):  # of a process that was killed
+    for left in folder.glob(f".*.{_NEXT}"):  # of a process that was killed
         remove(left)
-    with writing(folder / SEATS_NEXT, "wb", private=True) as file:
+    with writing(folder / _NEXT, "wb", private=True) as file:
         pa.parquet.write_table(table.replace_schema_metadata({_ID: found.encode()}), file)
     ledger.note(LABEL, {"day": day, "list": found})
     _name(folder)
@@ -155,13 +137,13 @@ def _write(folder: pathlib.Path, ledger: Ledger, table: pa.Table, day: int) -> s
 
 
 def _name(folder: pathlib.Path) -> None:
-    os.replace(folder / SEATS_NEXT, folder / SEATS)
+    os.replace(folder / _NEXT, folder / _LIST)
     sync_entry(os.fspath(folder))
 
 
 def _read(folder: pathlib.Path, last: _Note) -> pa.Table:
     """The list that the ledger has noted last."""
-    path, following = folder / SEATS, folder / SEATS_NEXT
+    path, following = folder / _LIST, folder / _NEXT
     if last == _NONE and not path.exists():
         return pa.table({"user": pa.array([], pa.string()), "day": pa.array([], pa.int32())})
     try:
@@ -194,7 +176,7 @@ def _ids(log: Interactions) -> pa.ChunkedArray:
     return ids.cast(pa.large_string()) if pa.types.is_string(ids.type) else ids
 
 
-def _counts(log: Interactions, held: pa.Table) -> NDArray[np.int64]:
+def _count_seats(log: Interactions, held: pa.Table) -> NDArray[np.int64]:
     """Number of seats that each user of the log has had."""
     if not held.num_rows:
         return np.zeros(len(log), np.int64)
@@ -203,16 +185,6 @@ def _counts(log: Interactions, held: pa.Table) -> NDArray[np.int64]:
     return np.append(had["day_count"].to_numpy(), 0)[places.fill_null(-1).to_numpy()]
 
 
-def _seated(log: Interactions, held: pa.Table, day: int) -> NDArray[np.bool_]:
+def _have_seats(log: Interactions, held: pa.Table, day: int) -> NDArray[np.bool_]:
     users = held.filter(pc.equal(held["day"], day))["user"].combine_chunks()
     return pc.is_in(_ids(log), value_set=users).to_numpy().astype(bool)
-
-
-def _refuse_other_kind(held: pa.Table, log: Interactions) -> None:
-    kinds = [pa.types.is_integer(kind) for kind in (held["user"].type, log.unit_ids.type)]
-    if held.num_rows and kinds[0] != kinds[1]:
-        words = ["whole numbers" if number else "text" for number in kinds]
-        raise ValueError(
-            f"--user: the ids of users were {words[0]} on the days before, and are {words[1]} here, so that a user "
-            "would not be known again: write them as they were."
-        )

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from tfdp_rec.core.ground.files import Path
-from tfdp_rec.job.recommenders.names import NAMES, USUAL, upon_sums
+from tfdp_rec.job.recommenders import names
+from tfdp_rec.job.recommenders.names import NAMES, USUAL, from_sums
 from tfdp_rec.settings import BETWEEN_0_AND_1, NOT_NEGATIVE, POSITIVE, Check, flag, option, refuse_wrong
 
 POISSON, SHUFFLED = "poisson", "shuffled"
 ELSEWHERE = "in other folders (--out, --checkpoint)"  # for messages
-CLIP, CLIP_UPON = 1.0, 0.05
+CLIP, CLIP_FROM_SUMS = 1.0, 0.05
+_NEGATIVES, _NEGATIVES_FROM_SUMS = 4000, 1000  # where there are so many items; from sums all are scored at each place
 _SEED = Check("must be from 0 to 4294967295", lambda value: 0 <= value < 2**32)
 _NUMBER = Check("must be positive and at most 100,000,000", lambda value: 0 < value <= 10**8)
 _UNITS = Check("must be from 0 to 100,000,000", lambda value: 0 <= value <= 10**8)
@@ -68,18 +70,14 @@ class JobSettings:
         choices=(POISSON, SHUFFLED), group=_PRIVACY,
     )  # fmt: skip
     clip: float | None = option(
-        None, f"bound on an example's gradient norm; default: {CLIP:g}, and {CLIP_UPON:g} of upon-sums, where it is a "
-        "mean over places", POSITIVE, group=_PRIVACY,
+        None, f"bound on an example's gradient norm; default: {CLIP:g}, and {CLIP_FROM_SUMS:g} of upon-sums, where it "
+        "is a mean over places", POSITIVE, group=_PRIVACY,
     )  # fmt: skip
 
     steps: int = option(600, "training steps", _NUMBER, group=_TRAINING)
-    batch_size: int = option(
-        4096, "users in a batch, on average", _NUMBER, group=_TRAINING, of="optimizer.expected_batch_size"
-    )
-    width: int = option(32, "width of embedding tables", _NUMBER, group=_TRAINING, of="TwoTower.width")
-    hidden: int = option(
-        32, "units of the hidden layer; 0 for none", _UNITS, group=_TRAINING, of="TwoTower.hidden"
-    )
+    batch_size: int = option(4096, "users in a batch, on average", _NUMBER, group=_TRAINING)
+    width: int = option(32, "width of embedding tables", _NUMBER, group=_TRAINING)
+    hidden: int = option(32, "units of the hidden layer; 0 for none", _UNITS, group=_TRAINING)
     learning_rate: float | None = option(
         None, "of private trainings; default: 25 / clip, 100 / clip upon sums, less where noise would drown a row",
         POSITIVE, group=_TRAINING,
@@ -125,22 +123,101 @@ class JobSettings:
             >>> JobSettings().clip_of("lazydpsgd"), JobSettings().clip_of("upon-sums")
             (1.0, 0.05)
         """
-        usual = CLIP_UPON if name == upon_sums.name else CLIP
+        usual = CLIP_FROM_SUMS if name == from_sums.name else CLIP
         return usual if self.clip is None else self.clip
+
+    def negatives_of(self, name: str, num_items: int) -> int:
+        """Number of negatives that a batch of a recommender shares."""
+        usual = _NEGATIVES_FROM_SUMS if name == from_sums.name else _NEGATIVES
+        return min(self.negatives or usual, num_items)
 
     @property
     def servers(self) -> str:
         """Which kind of parameter servers trains two-towers: "local", "cluster", or "" for this process."""
         return "local" if self.local else "cluster" if self.cluster else ""
 
-    def refuse_other(self, before: JobSettings, directory: Path, free: Mapping[str, Any] | None = None) -> None:
+    @property
+    def released_name(self) -> str:
+        """Name of the recommender that leaves the run."""
+        return names.choose_released(self.mechanism, self.export)
+
+    def refuse_contradictions(self, continues: bool) -> None:
+        """Raises for options that do not go together, before a log is read."""
+        self._refuse_servers()
+        self._refuse_trainings()
+        self._refuse_days(continues)
+
+    def _refuse_servers(self) -> None:
+        if self.servers and names.adam.name in self.mechanism:
+            raise ValueError(
+                "--mechanism adam keeps state for each weight, which parameter servers do not: take --mechanism sgd "
+                f"with --{self.servers}, or leave --{self.servers} out."
+            )
+        if self.local and self.cluster:
+            raise ValueError("--local starts a cluster, --cluster names one that is up: leave one out.")
+        if self.servers and self.sampling == SHUFFLED:
+            raise ValueError("--sampling shuffled trains in one process: a cluster's workers draw users anew.")
+        if self.local and min(self.local) < 1:
+            workers, servers = self.local
+            raise ValueError(f"--local needs at least one worker and one server, got {workers} and {servers}.")
+
+    def _refuse_trainings(self) -> None:
+        against = {
+            f"--{self.servers}": self.servers, "--sampling shuffled": self.sampling == SHUFFLED,
+            "--order no": self.order == "no", "no --time": self.user and not self.time,
+        }  # fmt: skip
+        wrong = [option for option, is_asked in against.items() if is_asked]
+        if from_sums.name in self.mechanism and wrong:
+            raise ValueError(
+                f"--mechanism {from_sums.name} predicts what comes next, in one process, with users drawn anew for "
+                f"each batch: it does not go with {wrong[0]}."
+            )
+        priced = [name for name in self.mechanism if names.is_trained(name) and names.look_up(name).claims_epsilon]
+        planned = list(filter(names.is_planned, priced))
+        others = [name for name in priced if name not in planned]
+        if others and self.sampling == SHUFFLED:
+            in_order = " or ".join(each.name for each in names.IN_ORDER)
+            raise ValueError(
+                f"--sampling shuffled has a price for planned noise alone, and {others[0]} has noise of its own in "
+                f"each step: take --mechanism {in_order}."
+            )
+        if planned and self.sampling == POISSON:
+            elsewhere = f", without --{self.servers}" if self.servers else ""
+            raise ValueError(
+                f"--mechanism {planned[0]} plans its noise for users in one order: add --sampling "
+                f"shuffled{elsewhere}, or take --mechanism lazydpsgd."
+            )
+
+    def _refuse_days(self, continues: bool) -> None:
+        released, k = self.released_name, self.days_per_user
+        is_priced = names.look_up(released).claims_epsilon
+        if k is not None and k > self.days:
+            raise ValueError(
+                f"--days-per-user must be at most --days, {self.days}, got {k}: it is how many of those days a user's "
+                "rows count on."
+            )
+        others = set(self.mechanism) - {released, names.exact.name}
+        # One list of seats, one ledger that says which of them are taken.
+        if k is not None and (others or not is_priced):
+            made = " and ".join(sorted(others | {released}))
+            raise ValueError(
+                f"--days-per-user is of one private recommender, and {made} would be made: name one by --mechanism, "
+                "such as spectral, or leave it out."
+            )
+        can_go_on = names.is_trained(released) and is_priced and not names.is_planned(released)
+        if (self.days > 1 or continues) and released != names.spectral.name and not can_go_on:
+            raise ValueError(
+                "--days and --continue go with private sums, and with trainings of independent noise: "
+                f"leave them out, or release another than {released}, such as --mechanism spectral."
+            )
+
+    def refuse_changes(self, before: JobSettings, directory: Path, free: Collection[str]) -> None:
         """Raises if something but `free` is asked for otherwise than the run in a directory began with."""
-        base = dataclasses.replace(before, **(free or {}))
-        for name, value in dataclasses.asdict(base).items():
+        for name, value in dataclasses.asdict(before).items():
             now = getattr(self, name)
             # A checkpoint is of so many servers; how many workers there are, and where they are, may change.
             moved = now and value and (name == "cluster" or name == "local" and now[1:] == value[1:])
-            if now != value and not moved:
+            if now != value and name not in free and not moved:
                 raise ValueError(
                     f"The run in {directory} has {flag(name)} {_words(value)}, and is asked to go on with "
                     f"{_words(now)}: leave {flag(name)} out, or begin another run {ELSEWHERE}."
@@ -149,8 +226,8 @@ class JobSettings:
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> JobSettings:
         """Settings from their fields as JSON keeps them; other entries are left out."""
-        names = {field.name for field in dataclasses.fields(cls)}
-        known: dict[str, Any] = {name: value for name, value in config.items() if name in names}
+        fields = {field.name for field in dataclasses.fields(cls)}
+        known: dict[str, Any] = {name: value for name, value in config.items() if name in fields}
         known |= {name: tuple(value) for name, value in known.items() if isinstance(value, list)}
         return cls(**known)
 

@@ -9,7 +9,7 @@ import dataclasses
 import os
 import pathlib
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -21,7 +21,7 @@ from tfdp_rec.datasets.logs import sources as log_files
 from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.datasets.movielens import files, generated
 from tfdp_rec.datasets.timelines import Timelines
-from tfdp_rec.job.page import code, given
+from tfdp_rec.job.page import code, escape
 from tfdp_rec.job.recommenders.names import USUAL, spectral
 from tfdp_rec.job.settings import JobSettings
 
@@ -53,7 +53,7 @@ class LogSource:
         """Whether the settings ask for this source."""
         raise NotImplementedError
 
-    def checked(self) -> JobSettings:
+    def check_settings(self) -> JobSettings:
         """The settings, refused if something is missing; paths as they are from anywhere."""
         return self.settings
 
@@ -87,7 +87,7 @@ class OwnFiles(LogSource):
             (settings.user, settings.item, settings.time, settings.items, settings.titles, settings.features)
         )
 
-    def checked(self) -> JobSettings:
+    def check_settings(self) -> JobSettings:
         settings = self.settings
         for name in ("user", "item"):
             if not getattr(settings, name):
@@ -114,7 +114,7 @@ class OwnFiles(LogSource):
 
     def rows(self) -> tuple[Any, dict[str, Any]]:
         # Public files are read here, before the log, which may take long.
-        self._listed = self.listed_items()
+        self._listed = self._read_items()
         if self.settings.titles:
             self._title_columns()
         if self.settings.features:
@@ -124,7 +124,7 @@ class OwnFiles(LogSource):
     def public_items(self) -> Items | None:
         return self._listed
 
-    def listed_items(self) -> Items | None:
+    def _read_items(self) -> Items | None:
         """The public list as its file has it now."""
         path = self.settings.items
         if not path:
@@ -142,19 +142,16 @@ class OwnFiles(LogSource):
         return next((name for name in (self.settings.item, "item") if name in names), names[0])
 
     def titles(self, kind: pa.DataType) -> pa.Table:
-        found = [super().titles(kind)]
+        empty = super().titles(kind)
         if not self.settings.titles:
-            return found[0]
+            return empty
         ids, title = self._title_columns()
-        for stretch in log_files.stretches(self.settings.titles, [ids, title]):
-            try:
-                rows = [as_kind(kind, _plain(stretch.table[ids])), _plain(stretch.table[title]).cast(pa.string())]
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
-                raise ValueError(
-                    f"{stretch.row(0)}: {ids} and {title} must hold ids and titles: {str(problem)[:200].rstrip('.')}."
-                ) from problem
-            found.append(pa.table(rows, schema=found[0].schema))
-        return pa.concat_tables(found)
+
+        def convert(items: pa.Array, name: str, cells: pa.Array) -> pa.Table:
+            return pa.table([items, cells.cast(pa.string())], schema=empty.schema)
+
+        kinds = f"{ids} and {title} must hold ids and titles"
+        return _read_public(self.settings.titles, ids, [title], empty, convert, kinds)
 
     def _title_columns(self) -> tuple[str, str]:
         """The columns of ids, and of titles ("title", "name", or the other)."""
@@ -171,20 +168,12 @@ class OwnFiles(LogSource):
         return ids, title
 
     def features(self, kind: pa.DataType) -> pa.Table:
-        found = [super().features(kind)]
+        empty = super().features(kind)
         if not self.settings.features:
-            return found[0]
+            return empty
         ids, names = self._feature_columns()
-        for stretch in log_files.stretches(self.settings.features, [ids, *names]):
-            try:
-                items = as_kind(kind, _plain(stretch.table[ids]))
-                found += [_of_cells(items, name, _plain(stretch.table[name]), found[0].schema) for name in names]
-            except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
-                raise ValueError(
-                    f"{stretch.row(0)}: {ids} must hold ids, and other columns text, numbers or lists of these: "
-                    f"{str(problem)[:200].rstrip('.')}."
-                ) from problem
-        table = pa.concat_tables(found)
+        kinds = f"{ids} must hold ids, and other columns text, numbers or lists of these"
+        table = _read_public(self.settings.features, ids, names, empty, _split_cells, kinds)
         if table.num_rows and table["item"].null_count == table.num_rows:
             raise ValueError(
                 f"--features: no id in column {ids!r} is a whole number, as the ids of the log are: name the column of "
@@ -228,7 +217,7 @@ class MovieLens(LogSource):
     def accepts(cls, settings: JobSettings) -> bool:
         return bool(settings.data)
 
-    def checked(self) -> JobSettings:
+    def check_settings(self) -> JobSettings:
         if self.settings.items_epsilon is not None:
             raise ValueError("--items-epsilon is spent on finding items, and movies are a public list: leave it out.")
         for folder in self.settings.data:
@@ -267,7 +256,7 @@ class MovieLens(LogSource):
 
     def words(self, private: bool) -> str:
         folder = os.path.basename(os.path.normpath(self.settings.data[0])) if private else ""
-        return f"MovieLens files{f' in {given(folder)}' if private else ''}"
+        return f"MovieLens files{f' in {escape(folder)}' if private else ''}"
 
 
 class GeneratedTimelines(MovieLens):
@@ -295,7 +284,7 @@ class GeneratedTimelines(MovieLens):
 SOURCES: tuple[type[LogSource], ...] = (OwnFiles, MovieLens, GeneratedTimelines)
 
 
-def source_of(settings: JobSettings) -> LogSource:
+def choose_source(settings: JobSettings) -> LogSource:
     """The first source that the settings ask for."""
     return next(kind for kind in SOURCES if kind.accepts(settings))(settings)
 
@@ -319,12 +308,27 @@ def features_of(items: Items, features: pa.Table) -> list[list[str]] | None:
     return found if any(found) else None
 
 
-def _of_cells(items: pa.Array, name: str, cells: pa.Array, schema: pa.Schema) -> pa.Table:
+def _read_public(
+    path: str, ids: str, names: list[str], empty: pa.Table, convert: Callable[[pa.Array, str, pa.Array], pa.Table],
+    kinds: str,
+) -> pa.Table:  # fmt: skip
+    """What `convert` makes of each named column of a public file, in the types of `empty`; or what it must hold."""
+    found = [empty]
+    for stretch in log_files.stretches(path, [ids, *names]):
+        try:
+            items = as_kind(empty.schema.field("item").type, _plain(stretch.table[ids]))
+            found += [convert(items, name, _plain(stretch.table[name])) for name in names]
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as problem:
+            raise ValueError(f"{stretch.row(0)}: {kinds}: {str(problem)[:200].rstrip('.')}.") from problem
+    return pa.concat_tables(found)
+
+
+def _split_cells(items: pa.Array, name: str, cells: pa.Array) -> pa.Table:
     """A row for each feature in a column's cells: lists, texts with "|" between, or single values."""
     if not (pa.types.is_list(cells.type) or pa.types.is_large_list(cells.type)):
         cells = pc.split_pattern(cells.cast(pa.string()), _IN_A_CELL)
     values = pc.utf8_trim_whitespace(pc.list_flatten(cells).cast(pa.string()))
-    table = pa.table([items.take(pc.list_parent_indices(cells)), values], schema=schema)
+    table = pa.table({"item": items.take(pc.list_parent_indices(cells)), "feature": values})
     table = table.filter(pc.fill_null(pc.not_equal(values, ""), False))
     return table.set_column(1, "feature", pc.binary_join_element_wise(name, table["feature"], "="))
 

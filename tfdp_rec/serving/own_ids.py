@@ -94,18 +94,18 @@ class WholeCatalogue(tf.Module):
     def best(self, history: tf.Tensor, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
         """As `SlotAnswers.best`."""
         slots = tf.range(len(self.places), dtype=tf.int64)
-        return in_groups(lambda some: first(self._of_others(some), slots, k), history, k, len(self.places))
+        return answer_in_groups(lambda some: first(self._mask_history(some), slots, k), history, k, len(self.places))
 
     def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """As `SlotAnswers.among`."""
         allowed = tf.sort(allowed)  # of equal scores the first of the catalogue
 
         def answer(some: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            return first(tf.gather(self._of_others(some), allowed, axis=1), allowed, k)
+            return first(tf.gather(self._mask_history(some), allowed, axis=1), allowed, k)
 
-        return in_groups(answer, history, k, len(self.places))
+        return answer_in_groups(answer, history, k, len(self.places))
 
-    def _of_others(self, history: tf.Tensor) -> tf.Tensor:
+    def _mask_history(self, history: tf.Tensor) -> tf.Tensor:
         """The scores, without what the history holds."""
         scores, known = self.scores(history), tf.cast(history >= 0, tf.int64)
         rows = tf.repeat(tf.range(tf.shape(history)[0], dtype=tf.int64), tf.shape(history)[1])
@@ -114,7 +114,7 @@ class WholeCatalogue(tf.Module):
         return tf.where(seen, LEFT_OUT, scores)
 
 
-def in_groups(
+def answer_in_groups(
     answer: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]], history: tf.Tensor, k: Any, width: int
 ) -> tuple[tf.Tensor, tf.Tensor]:
     """What `answer` says of histories, of `width` scores each, some at a time, to bound memory."""

@@ -43,12 +43,12 @@ class BadRequest(ValueError):
         self.status = status
 
 
-def parsed(text: bytes | bytearray) -> Any:
+def parse(text: bytes | bytearray) -> Any:
     """A request as JSON, its lists not nested too deep for the recursive functions that read them."""
     try:
         found = json.loads(text, object_pairs_hook=_object, parse_constant=_refuse_constant)
     except (ValueError, RecursionError) as problem:
-        raise BadRequest(f"The request is not JSON: {_in_short(problem)}.") from None
+        raise BadRequest(f"The request is not JSON: {_shorten(problem)}.") from None
     level = [found]
     for _ in range(_MOST_DEPTH):
         inner = (each.values() if isinstance(each, dict) else each for each in level if isinstance(each, (dict, list)))
@@ -110,7 +110,7 @@ class Served:
 
     def metadata(self) -> dict[str, Any]:
         """The signatures, as TensorFlow Serving lists them."""
-        return {"signature_def": {name: _described(found) for name, found in sorted(self._signatures.items())}}
+        return {"signature_def": {name: _describe(found) for name, found in sorted(self._signatures.items())}}
 
     def _signature(self, name: Any) -> Any:
         if not isinstance(name, str) or name not in self._signatures:
@@ -130,7 +130,7 @@ class Served:
         try:
             found = [signature(**some) for some in (_slices(tensors) if self._recommends else [tensors])]
         except (tf.errors.InvalidArgumentError, tf.errors.ResourceExhaustedError) as problem:
-            raise BadRequest(f"The model refuses the request: {_in_short(problem)}.") from problem
+            raise BadRequest(f"The model refuses the request: {_shorten(problem)}.") from problem
         outputs = found[0]
         if len(found) > 1:
             outputs = {name: tf.concat([each[name] for each in found], axis=0) for name in outputs}
@@ -223,7 +223,7 @@ def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
         return tf.constant(values, spec.dtype, shape)
     except (ValueError, TypeError, OverflowError) as problem:
         kind = _KINDS.get(spec.dtype, spec.dtype.name)
-        raise BadRequest(f"{name} must hold {kind}: {_in_short(problem)}.") from None
+        raise BadRequest(f"{name} must hold {kind}: {_shorten(problem)}.") from None
 
 
 def _value(name: str, value: Any, kind: tf.DType) -> Any:
@@ -250,13 +250,13 @@ def _text(value: Any) -> Any:
     return [_text(each) for each in value] if isinstance(value, list) else value.decode("utf-8", "replace")
 
 
-def _in_short(problem: Exception) -> str:
+def _shorten(problem: Exception) -> str:
     said = getattr(problem, "message", str(problem))
     said = said.replace("StringToNumberOp could not correctly convert string: ", "")
     return " ".join(said.split())[:160].rstrip(". ")
 
 
-def _described(signature: Any) -> dict[str, Any]:
+def _describe(signature: Any) -> dict[str, Any]:
     return {
         "inputs": {name: _info(name, spec) for name, spec in inputs_of(signature).items()},
         "outputs": {name: _info(name, spec) for name, spec in sorted(signature.structured_outputs.items())},

@@ -27,7 +27,7 @@ from http import HTTPStatus
 from typing import Any
 
 from tfdp_rec.core.ground.lazily import optional
-from tfdp_rec.serving.rest import BadRequest, Served, parsed
+from tfdp_rec.serving.rest import BadRequest, Served, parse
 
 uvicorn: Any = optional("uvicorn", "serve")
 h11_impl: Any = optional("uvicorn.protocols.http.h11_impl", "serve")
@@ -86,7 +86,7 @@ class Server:
         version = {"version": "1", "state": "AVAILABLE", "status": {"error_code": "OK", "error_message": ""}}
         spec = {"name": name, "signature_name": "", "version": "1"}
         metadata = {"model_spec": spec, "metadata": {"signature_def": served.metadata()}}
-        self._facts = {"": _in_json({"model_version_status": [version]}), "/metadata": _in_json(metadata)}
+        self._facts = {"": _to_json({"model_version_status": [version]}), "/metadata": _to_json(metadata)}
         # It logs nothing of requests: neither where they come from nor what h11 finds wrong with them.
         self._uvicorn = uvicorn.Server(uvicorn.Config(
             self, interface="asgi3", loop="asyncio", http=_Connection, ws="none", lifespan="off", proxy_headers=False,
@@ -116,10 +116,10 @@ class Server:
         try:
             status, body = HTTPStatus.OK, await self._answer(scope, headers, receive)
         except BadRequest as refusal:
-            status, body = refusal.status, _in_json({"error": str(refusal)})
+            status, body = refusal.status, _to_json({"error": str(refusal)})
         except Exception as problem:  # its words could quote a history
             status = HTTPStatus.INTERNAL_SERVER_ERROR
-            body = _in_json({"error": f"{type(problem).__name__} while answering."})
+            body = _to_json({"error": f"{type(problem).__name__} while answering."})
         connection.wait_for_caller()
         said = [(b"content-type", b"application/json"), (b"content-length", b"%d" % len(body))]
         if b"transfer-encoding" in headers:  # what follows may be, to a proxy, a part of this request
@@ -160,7 +160,7 @@ class Server:
             raise BadRequest("Too many requests wait: ask again later.", HTTPStatus.SERVICE_UNAVAILABLE)
         self._asked += 1
         try:
-            answer = lambda: _in_json(self.served.predict(parsed(text)))  # noqa: E731
+            answer = lambda: _to_json(self.served.predict(parse(text)))  # noqa: E731
             return await asyncio.get_running_loop().run_in_executor(self._pool, answer)
         finally:
             self._asked -= 1
@@ -199,7 +199,7 @@ class _Connection(h11_impl.H11Protocol):
         self.transport.abort()
 
 
-def _in_json(found: Any) -> bytes:
+def _to_json(found: Any) -> bytes:
     return json.dumps(found, ensure_ascii=False).encode(errors="replace")  # JSON may hold half a character
 
 

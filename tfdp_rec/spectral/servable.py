@@ -21,7 +21,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 from scipy import sparse
 
-from tfdp_rec.serving.own_ids import LEFT_OUT, NOTHING, first, in_groups
+from tfdp_rec.serving.own_ids import LEFT_OUT, NOTHING, answer_in_groups, first
 from tfdp_rec.spectral.features import mean_vector
 
 
@@ -51,7 +51,7 @@ class SpectralAnswers(tf.Module):
         """As `SlotAnswers.best`."""
         if self.likeness is None:  # only the first of the rest can be among the best
             return self._best(history, tf.minimum(self.items - self.head_size, k + tf.shape(history)[1]), k)
-        return in_groups(lambda some: self._best(some, self.items - self.head_size, k), history, k, self.items)
+        return answer_in_groups(lambda some: self._best(some, self.items - self.head_size, k), history, k, self.items)
 
     def _best(self, history: tf.Tensor, rest: Any, k: Any) -> tuple[tf.Tensor, tf.Tensor]:
         weighed = self._weigh(history)
@@ -69,7 +69,7 @@ class SpectralAnswers(tf.Module):
         """As `SlotAnswers.among`."""
         if self.likeness is None:
             return self._answer_among(history, k, allowed)
-        return in_groups(lambda some: self._answer_among(some, k, allowed), history, k, self.items)
+        return answer_in_groups(lambda some: self._answer_among(some, k, allowed), history, k, self.items)
 
     def _answer_among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         weighed = self._weigh(history)

@@ -24,7 +24,7 @@ import numpy as np
 from dp_accounting import DpEvent
 
 from tfdp_rec.core.claim.events import PlannedDpEvent, is_private
-from tfdp_rec.core.claim.schemes import Run, Sampling, composed, whole_number
+from tfdp_rec.core.claim.schemes import Run, Sampling, composed, integer
 
 
 class Order(Sampling):
@@ -97,7 +97,7 @@ class FixedOrder(Order):
     """
 
     def __init__(self, num_units: int, expected_batch_size: int, unit: str = "example"):
-        super().__init__(num_units, whole_number("expected_batch_size", expected_batch_size), unit)
+        super().__init__(num_units, integer("expected_batch_size", expected_batch_size), unit)
 
     @property
     def steps_per_epoch(self) -> int:

@@ -76,7 +76,7 @@ class Sampling(abc.ABC):
         _SCHEMES[cls.__name__] = cls
 
     def __init__(self, num_units: int, expected_batch_size: float, unit: str = "example"):
-        self.num_units = whole_number("num_units", num_units)
+        self.num_units = integer("num_units", num_units)
         if not 0 < expected_batch_size < math.inf:
             raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size!r}.")
         if expected_batch_size > num_units:
@@ -325,7 +325,7 @@ def _precision(event: DpEvent) -> float | None:
     return None
 
 
-def whole_number(name: str, value: Any) -> int:
+def integer(name: str, value: Any) -> int:
     """A setting as a positive integer."""
     if not 0 < value < math.inf or int(value) != value:
         raise ValueError(f"{name} must be a positive integer, got {value!r}.")

@@ -14,7 +14,7 @@ from tfdp_rec.mechanisms import Mechanism
 
 
 @dataclasses.dataclass(frozen=True)
-class Other:
+class ReportedRecommender:
     """A recommender that is no two-tower, with the attributes of a `Mechanism` that a report reads."""
 
     name: str
@@ -23,15 +23,17 @@ class Other:
     claims_epsilon: bool
 
 
-popularity = Other("popularity", "popularity (exact counts)", "#999999", claims_epsilon=False)
-dp_popularity = Other("dp-popularity", "DP popularity", "#bcbd22", claims_epsilon=True)
+Recommender = ReportedRecommender | Mechanism
+
+popularity = ReportedRecommender("popularity", "popularity (exact counts)", "#999999", claims_epsilon=False)
+dp_popularity = ReportedRecommender("dp-popularity", "DP popularity", "#bcbd22", claims_epsilon=True)
 """These two are always tested; the second is the prior of two-towers, or the counts of private sums."""
 
-spectral = Other("spectral", "SpectralRecommender", "#6a3d9a", claims_epsilon=True)
-exact = Other("spectral-exact", "spectral, no noise (no privacy)", "#cab2d6", claims_epsilon=False)
+spectral = ReportedRecommender("spectral", "SpectralRecommender", "#6a3d9a", claims_epsilon=True)
+exact = ReportedRecommender("spectral-exact", "spectral, no noise (no privacy)", "#cab2d6", claims_epsilon=False)
 """The same arithmetic without its noise: what that costs."""
 
-upon_sums = Other("upon-sums", "LazyDPSGD upon sums", "#b15928", claims_epsilon=True)
+from_sums = ReportedRecommender("upon-sums", "LazyDPSGD upon sums", "#b15928", claims_epsilon=True)
 """A model of the latest items, which begins with the answers of private sums and is trained to better them."""
 
 adam = Mechanism("adam", "Adam", "keras.optimizers", "none", "#222222", claims_epsilon=False, says="Adam (no privacy)")
@@ -39,10 +41,11 @@ adam = Mechanism("adam", "Adam", "keras.optimizers", "none", "#222222", claims_e
 
 PEERS = (adam, mechanisms.sgd)  # two-towers without privacy
 IN_ORDER = (mechanisms.lazy_dp_ftrl, mechanisms.dp_ftrl)  # their noise is planned for data in one order
-PREFERRED: tuple[Other | Mechanism, ...] = (
-    spectral, upon_sums, mechanisms.lazy_dp_ftrl, mechanisms.lazy_dp_sgd, mechanisms.dp_ftrl, mechanisms.dp_sgd,
+PREFERRED: tuple[Recommender, ...] = (
+    spectral, from_sums, mechanisms.lazy_dp_ftrl, mechanisms.lazy_dp_sgd, mechanisms.dp_ftrl, mechanisms.dp_sgd,
 )  # fmt: skip
-_MADE: tuple[Other | Mechanism, ...] = (spectral, exact, upon_sums, *PEERS, *mechanisms.COMMON, *IN_ORDER)
+_MADE: tuple[Recommender, ...] = (spectral, exact, from_sums, *PEERS, *mechanisms.COMMON, *IN_ORDER)
+_BY_NAME = {each.name: each for each in (popularity, dp_popularity, *_MADE)}
 NAMES = tuple(each.name for each in _MADE)
 """What can be asked for."""
 USUAL = tuple(each.name for each in (spectral, exact, adam, mechanisms.lazy_dp_sgd))
@@ -50,34 +53,38 @@ USUAL = tuple(each.name for each in (spectral, exact, adam, mechanisms.lazy_dp_s
 Adam, and each of them takes minutes."""
 
 
-def named(name: str) -> Other | Mechanism:
+def look_up(name: str) -> Recommender:
     """The recommender of that name.
 
     Example:
-        >>> named("spectral").label, named("lazydpsgd").claims_epsilon
+        >>> look_up("spectral").label, look_up("lazydpsgd").claims_epsilon
         ('SpectralRecommender', True)
     """
-    found = {each.name: each for each in (popularity, dp_popularity, *_MADE)}
-    if name not in found:
-        raise ValueError(f"There is no recommender {name!r}; there are {', '.join(found)}.")
-    return found[name]
+    if name not in _BY_NAME:
+        raise ValueError(f"There is no recommender {name!r}; there are {', '.join(_BY_NAME)}.")
+    return _BY_NAME[name]
 
 
 def is_two_tower(name: str) -> bool:
     """Whether it is trained, from the popularity prior on."""
-    return isinstance(named(name), Mechanism)
+    return isinstance(look_up(name), Mechanism)
 
 
 def is_trained(name: str) -> bool:
     """Whether steps are made for it: a two-tower, or what is trained upon sums."""
-    return is_two_tower(name) or name == upon_sums.name
+    return is_two_tower(name) or name == from_sums.name
 
 
-def fitting(names: Iterable[str], on_servers: bool, in_order: bool) -> tuple[str, ...]:
+def is_planned(name: str) -> bool:
+    """Whether its noise is planned for users in one order."""
+    return name in mechanisms.names(IN_ORDER)
+
+
+def replace_unsuited(names: Iterable[str], on_servers: bool, in_order: bool) -> tuple[str, ...]:
     """The names, with another for each that parameter servers cannot train, or that gains nothing from an order.
 
     Example:
-        >>> fitting(["spectral", "adam", "lazydpsgd"], on_servers=True, in_order=False)
+        >>> replace_unsuited(["spectral", "adam", "lazydpsgd"], on_servers=True, in_order=False)
         ('spectral', 'sgd', 'lazydpsgd')
     """
     other = {adam.name: mechanisms.sgd.name} if on_servers else {}  # no server keeps Adam's state
@@ -85,12 +92,12 @@ def fitting(names: Iterable[str], on_servers: bool, in_order: bool) -> tuple[str
     return tuple(other.get(name, name) for name in names)
 
 
-def released(names: Sequence[str], asked: str | None = None) -> str:
+def choose_released(names: Sequence[str], asked: str | None = None) -> str:
     """The one of those made that leaves the run.
 
     Example:
-        >>> released(["lazydpsgd", "eana"]), released(["dpsgd", "spectral"]), released(["adam", "eana"])
-        ('lazydpsgd', 'spectral', 'adam')
+        >>> [choose_released(made) for made in (["lazydpsgd", "eana"], ["dpsgd", "spectral"], ["adam", "eana"])]
+        ['lazydpsgd', 'spectral', 'adam']
     """
     if asked is not None and asked not in names:
         raise ValueError(f"--export {asked} is not among those that are made ({', '.join(names)}): add --mechanism.")

@@ -6,14 +6,19 @@ its own, in order and without features, and leaves a part of the budget to its s
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from tfdp_rec.core.claim.statement import Statement, rounded_up
-from tfdp_rec.job.budget import LABELS, SUMS, UPON
-from tfdp_rec.job.checkpoint import ReleasePayment
+from tfdp_rec.datasets.logs.interactions import Interactions
+from tfdp_rec.job.budget import LABELS, PRETRAINING_SUMS, SUMS
 from tfdp_rec.job.evaluation import Scores
-from tfdp_rec.job.recommenders.names import spectral, upon_sums
-from tfdp_rec.job.run import MadeRecommender, Run, UserSubset
+from tfdp_rec.job.recommenders.names import from_sums, spectral
+from tfdp_rec.job.run_state import Job, MadeRecommender, Material, ReleasePayment
+from tfdp_rec.job.users import UserSubset
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
 
@@ -26,73 +31,87 @@ def file_bytes(items: int, features: int) -> int:
     return 8 * min(items, MOST_HEAD) ** 2 + 80 * items + 8 * features + 2**20
 
 
-def released(run: Run, users: UserSubset, upon: bool = False) -> SpectralRecommender:
-    """The private sums of the training users, made now or taken from their file; `upon` for a training upon them."""
-    file_name, payer = (UPON, upon_sums.name) if upon else (SUMS, spectral.name)
-    noise, features = (run.budget.sums_upon, None) if upon else (run.budget.sums, run.item_features)
-    earlier = run.checkpoint.earlier
-    before = earlier.release.faded(run.settings.keep) if earlier and earlier.release else None
+def release(
+    job: Job, log: Interactions, users: NDArray[np.int64], file: str, features: list[list[str]] | None,
+    users_private: bool,
+) -> SpectralRecommender:  # fmt: skip
+    """The private sums of some users, made now or taken from their file: of spectral, or for a training upon them."""
+    state, settings, is_pretraining = job.state, job.settings, file == PRETRAINING_SUMS
+    order = True if is_pretraining else _does_order_count(job)
+    readings = 2 if order is not None or state.earlier else 3
+    whose = "users with a seat" if users_private else f"{len(job.users.train):,} users"
+    what = "private sums to train upon," if is_pretraining else "private sums"
+    job.show.begin(f"making {what} of {whose}: {readings} readings, then minutes of algebra for many items")
+    before = state.earlier.release.faded(settings.keep) if state.earlier and state.earlier.release else None
     unfitted = SpectralRecommender(
-        run.log.catalogue.ids, None, run.delta, noise_multiplier=noise, ordered=True if upon else run.order,
-        recency=run.settings.recency, before=before, features=features,
-        users_private=run.seats is not None,
+        log.catalogue.ids, None, job.budget.delta, noise_multiplier=job.budget.noise(file), ordered=order,
+        recency=settings.recency, before=before, features=None if is_pretraining else features,
+        users_private=users_private,
     )  # fmt: skip
+    subset = UserSubset(log, users, functools.partial(job.show.count, "users read", readings * len(log)))
 
-    def make(payment: ReleasePayment, file: Any) -> None:
-        payment.spend(unfitted.event, LABELS[file_name])
+    def make(payment: ReleasePayment, opened: Any) -> None:
+        payment.spend(unfitted.event, LABELS[file])
         # It would print how many items its head has, which depends on what it drew; until it is kept, nothing may.
-        unfitted.release_sums(users, verbose=0)
+        unfitted.release_sums(subset, verbose=0)
         unfitted.released = dataclasses.replace(unfitted.released, of_run=True)
-        unfitted.write(file)  # before minutes of algebra that hear no signal: `load` does it
+        unfitted.write(opened)  # before minutes of algebra that hear no signal: `load` does it
 
-    most = file_bytes(run.log.num_items, run.features.num_rows)
-    return run.checkpoint.release(file_name, [payer], most, make, SpectralRecommender.load)
+    most, payer = file_bytes(log.num_items, job.features.num_rows), from_sums if is_pretraining else spectral
+    sums = state.release(file, [payer.name], most, make, SpectralRecommender.load)
+    job.show.note(f"pairs of {len(sums.released.head):,} items were counted: {sums.pairs_words}")
+    return sums
 
 
-def without_noise(run: Run, private: SpectralRecommender | None) -> MadeRecommender:
+def _does_order_count(job: Job) -> bool | None:
+    """Whether order counts in private sums; None if they are to decide it."""
+    return {"auto": None if job.log.ordered else False, "yes": True, "no": False}[job.settings.order]
+
+
+def make_without_noise(job: Job, material: Material) -> MadeRecommender:
     """The same arithmetic on the same users, as good as exact: no privacy."""
-    head = min(_EXACT_HEAD, run.log.num_items)
-    ordered = run.order if private is None else private.ordered
+    log, private = material.log, material.releases.get(SUMS)
     peer = SpectralRecommender(
-        run.log.catalogue.ids, None, run.delta, noise_multiplier=_HARDLY, head=head, ordered=ordered,
-        recency=run.settings.recency, features=run.item_features,
+        log.catalogue.ids, None, job.budget.delta, noise_multiplier=_HARDLY, head=min(_EXACT_HEAD, log.num_items),
+        ordered=_does_order_count(job) if private is None else private.ordered, recency=job.settings.recency,
+        features=material.features,
     )  # fmt: skip
-    peer.fit(UserSubset(run.log, run.users.train), verbose=0)
-    return MadeRecommender(peer, scores(peer))
+    peer.fit(UserSubset(log, job.users.train), verbose=0)
+    return MadeRecommender(peer, _scores_of(peer))
 
 
-def made(run: Run, recommender: SpectralRecommender) -> MadeRecommender:
+def make(job: Job, sums: SpectralRecommender) -> MadeRecommender:
     """The private recommender and what it cost, by its ledger."""
-    spent = run.ledger(spectral.name).epsilon(run.delta)
-    return MadeRecommender(recommender, scores(recommender), spent, statement(run, spent, recommender), run.budget.sums)
+    spent = job.state.ledgers[spectral.name].epsilon(job.budget.delta)
+    return MadeRecommender(sums, _scores_of(sums), spent, statement(job, spent, sums), job.budget.sums)
 
 
-def scores(recommender: SpectralRecommender) -> Scores:
+def _scores_of(recommender: SpectralRecommender) -> Scores:
     """Scores for contexts of item numbers."""
     return lambda context: recommender.scores([items[items > 0] for items in context])
 
 
-def statement(run: Run, spent: float, recommender: SpectralRecommender) -> Statement:
+def statement(job: Job, spent: float, sums: SpectralRecommender) -> Statement:
     """The guarantee of all days so far."""
-    budget, several = run.budget, run.budget.days > 1
-    nearly = ", nearly" if recommender.users_private else ""
-    day, items = recommender.released.fits, f"the {len(recommender.catalogue)} items are a public list"
+    budget, several = job.budget, job.budget.days > 1
+    nearly = ", nearly" if sums.users_private else ""
+    items = f"the {len(sums.catalogue)} items are a public list"
     if budget.items is not None:
         items = (
-            f"which {len(recommender.catalogue)} items many users have, by itself epsilon = {budget.items[0]:.4g} "
+            f"which {len(sums.catalogue)} items many users have, by itself epsilon = {budget.items[0]:.4g} "
             f"and delta = {budget.items[1]:.3g}{' a day' * several}, in three rounds of a weighted Gaussian with a "
             "threshold"
         )
     return Statement({
-        "Guarantee": f"(epsilon = {rounded_up(spent):g}, delta = {run.delta:g})-differential privacy",
-        **run.days_field(day),
+        "Guarantee": f"(epsilon = {rounded_up(spent):g}, delta = {budget.delta:g})-differential privacy",
+        **budget.days_field(sums.released.fits, is_trained=False),
         "Protected unit": f"one user of the log, with all of their rows{' of all days' * several}",
         "Adjacency": "zero-out: logs that differ by one user, which contributes nothing in one of them",
-        "Mechanism": f"{items}; then {recommender.counted_users}counts of these with Gaussian noise of multiplier "
-        f"{recommender.split.counts:.4g}, and pairs of the {len(recommender.released.head)} that these put first, of "
-        f"multiplier {recommender.split.gram:.4g}, over {recommender.num_users} users{nearly}",
-        "Pairs": recommender.pairs_words,
-        "Public": run.public_numbers + "; features of the items" * (run.item_features is not None),
+        "Mechanism": f"{items}; then {sums.counted_users}counts of these with Gaussian noise of multiplier "
+        f"{sums.split.counts:.4g}, and pairs of the {len(sums.released.head)} that these put first, of "
+        f"multiplier {sums.split.gram:.4g}, over {sums.num_users} users{nearly}",
+        "Pairs": sums.pairs_words,
+        "Public": budget.public_numbers(len(job.log)) + "; features of the items" * sums.has_features,
         "Covers": "the folder release/: servable/ and all that it answers, the list of items in it, released.npz, "
         "ledger.jsonl, card.md and this statement",
         "Does not cover": "the folder private/: the report and results, whose tests look at users' data, and the names "

@@ -12,37 +12,42 @@ import warnings
 import numpy as np
 
 from tfdp_rec.datasets.logs.interactions import Interactions
-from tfdp_rec.job.recommenders import names, training, two_towers, upon_sums
-from tfdp_rec.job.run import Run
+from tfdp_rec.job.budget import pretraining_release
+from tfdp_rec.job.evaluation import Evaluation, NewItemExamples
+from tfdp_rec.job.recommenders import names
+from tfdp_rec.job.recommenders.training import Training, refusals_as_wrong_arguments
+from tfdp_rec.job.run_state import Job, Material
 from tfdp_rec.spectral import SpectralRecommender
 
 _ITEMS, _MOST_ITEMS = 100, 10**5  # where they are yet to be found; of a public list
 
 
-def rehearse(run: Run) -> None:
+def rehearse(job: Job) -> None:
     """Raises what a training that is still to be done would raise at its first step."""
-    ids = range(1, 1 + (min(len(run.public), _MOST_ITEMS) if run.public else _ITEMS))
+    ids = range(1, 1 + (min(len(job.public), _MOST_ITEMS) if job.public else _ITEMS))
     rows = {"user": [0, 0], "item": [1, 2], "time": [0, 1]}
     invented = Interactions.read(rows, user="user", item="item", time="time", items=ids)
-    users = dataclasses.replace(run.users, train=np.zeros(1, np.int64), test=np.zeros(0, np.int64))
-    trial = dataclasses.replace(run, log=invented, users=users)
-    trial.prior = np.ones(len(ids))
-    for name in filter(names.is_trained, run.settings.mechanism):
-        if run.checkpoint.finished(name) is None:
-            _step(name, trial)
+    users = dataclasses.replace(job.users, train=np.zeros(1, np.int64), test=np.zeros(0, np.int64))
+    tests = Evaluation(NewItemExamples(invented, users.test), seed=0)
+    for name in filter(names.is_trained, job.settings.mechanism):
+        if job.state.result(name) is None:
+            release = np.ones(len(ids)) if names.is_two_tower(name) else _make_sums(job, invented)
+            _step(Training(name, job, Material(invented, users, {pretraining_release(name): release}, tests)))
 
 
-def _step(name: str, run: Run) -> None:
-    if name == names.upon_sums.name:
-        run.upon = SpectralRecommender(
-            run.log.catalogue.ids, None, run.delta, noise_multiplier=run.budget.sums_upon, ordered=True,
-            recency=run.settings.recency, users_private=True,
-        ).fit(run.log, verbose=0)  # fmt: skip
-    makes = upon_sums if name == names.upon_sums.name else two_towers
-    model, examples = makes.untrained_model(run), makes.examples_of(run)
-    noise, correlation = run.checkpoint.noises[name], two_towers.correlation_for(name, run.settings, run.sampling)
-    model.compile(optimizer=two_towers.optimizer_for(name, run.settings, noise, correlation))
-    batches = run.sampling.batches(lambda units: examples.fetch(np.zeros(len(units), np.int64)), shared=examples.shared)
-    with warnings.catch_warnings(), training.refusals_as_wrong_arguments():
+def _make_sums(job: Job, log: Interactions) -> SpectralRecommender:
+    return SpectralRecommender(
+        log.catalogue.ids, None, job.budget.delta, noise_multiplier=job.budget.pretraining_sums, ordered=True,
+        recency=job.settings.recency, users_private=True,
+    ).fit(log, verbose=0)  # fmt: skip
+
+
+def _step(training: Training) -> None:
+    model, examples = training.untrained_model(), training.examples()
+    model.compile(optimizer=training.optimizer())
+    batches = training.sampling.batches(
+        lambda units: examples.fetch(np.zeros(len(units), np.int64)), shared=examples.shared
+    )  # fmt: skip
+    with warnings.catch_warnings(), refusals_as_wrong_arguments():
         warnings.simplefilter("ignore", UserWarning)  # that nothing is counted, which nobody is to hear
         model.fit(batches, steps_per_epoch=1, verbose=0)

@@ -1,85 +1,283 @@
-"""Training in a job: the steps of one recommender, its accountant, its ledger and its curve, in this process.
+"""What is trained: two-towers, and a model that begins with the answers of private sums; in this process.
 
-A training goes on from its last checkpoint. All of its steps are paid for in the recommender's ledger, beside what was
-released for it before; the history that the model keeps has both.
+**Two-towers.** All start from the same weights and the same released popularity. Users give one example each time they
+are in a batch: an item as label, and 20 others as context. Each private one has the noise that makes all of its steps,
+with finding items and the prior, cost the run's budget: independent noise, or noise planned over the order that users
+stand in.
+
+**From sums**: `SASRec.upon` without a transformer: a query is the sum of the latest items' rows. The sums are of its
+own, released for 0.8 of ε, and the steps of LazyDPSGD have the rest. Users give a window of their items each time they
+are in a batch, with a label at each place, all of them one gradient that is clipped as one.
+
+A training goes on from its last checkpoint; on a further day, from the tables of the released model, and upon sums that
+have that day's added. All of its steps are paid for in the recommender's ledger, beside what was released for it
+before; the history that the model keeps has both.
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
-from dp_accounting import NoOpDpEvent
 
 from tfdp_rec import mechanisms
 from tfdp_rec.core.claim.accountant import Accountant
+from tfdp_rec.core.claim.composition import epsilon_of
 from tfdp_rec.core.claim.entries import Entries, Entry, Use
+from tfdp_rec.core.claim.events import ComposedDpEvent, GaussianDpEvent, NoOpDpEvent, SelfComposedDpEvent
 from tfdp_rec.core.claim.ledger import Ledger
+from tfdp_rec.core.claim.orders import FixedOrder
 from tfdp_rec.core.claim.payments import Payments
-from tfdp_rec.core.claim.schemes import Sampling
-from tfdp_rec.core.claim.statement import Statement
+from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
+from tfdp_rec.core.claim.statement import Statement, rounded_up
 from tfdp_rec.core.ground.files import Path, only_for_owner
-from tfdp_rec.core.mechanism.correlated_noise import INDEPENDENT, Correlation
+from tfdp_rec.core.mechanism.correlated_noise import INDEPENDENT, Correlation, optimised_correlation
 from tfdp_rec.core.mechanism.noise_walk import noise_walk
 from tfdp_rec.core.mechanism.rules import Recursion
-from tfdp_rec.job.budget import PRIOR
+from tfdp_rec.datasets.next_item import NextItemExamples
+from tfdp_rec.job.budget import LABELS, PRIOR, count_days, pretraining_release
+from tfdp_rec.job.evaluation import HISTORY, KS
 from tfdp_rec.job.recommenders import names
-from tfdp_rec.job.run import MadeRecommender, Run, begins_with
 from tfdp_rec.job.run_folder import MODEL
+from tfdp_rec.job.run_state import Job, MadeRecommender, Material
 from tfdp_rec.job.settings import JobSettings
+from tfdp_rec.models import SASRec, TwoTower
 from tfdp_rec.models.own_catalogue import load_model
-from tfdp_rec.settings import arguments
 from tfdp_rec.training.privacy_budget import PrivacyBudget
 from tfdp_rec.training.private_plan import PrivatePlan
 from tfdp_rec.training.training_checkpoint import TrainingCheckpoint
 
 EVALUATIONS = 6  # tests during a training, the last of them at its end
-_RATES, _NOISE_IN_A_ROW = {names.upon_sums.name: 100.0}, 0.8
+_RATES, _NOISE_IN_A_ROW = {names.from_sums.name: 100.0}, 0.8
 _USUAL_RATE = 25.0  # of the main job: 4,096 users a batch, 600 steps, ε = 8, width 32, clip 1
+# Without privacy, each its best. SGD does not clip: at the private rate it diverges.
+_PEERS = {names.adam.name: (keras.optimizers.Adam, 0.005), mechanisms.sgd.name: (keras.optimizers.SGD, 16.0)}
 _COVERS = (
     "the folder release/: servable/ and all that it answers, model.keras, the list of items in them, released.npz, "
     "ledger.jsonl, card.md and this statement"
 )
 
 
-class _Curve(keras.callbacks.Callback):
-    """Writes a line of metrics an epoch, and ends the last epoch with the last step."""
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """One recommender to be trained: what its model begins with, and the examples of its steps."""
 
-    def __init__(self, run: Run, name: str, accountant: Accountant | None):
-        super().__init__()
-        self.run, self.name, self.accountant = run, name, accountant
-        self.step, self.last = 0, 0
+    name: str
+    job: Job
+    material: Material
 
-    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        self.step += 1
-        if self.step == self.last:
-            self.model.stop_training = True
+    @property
+    def release(self) -> Any:
+        """What was released for it before its steps: popularity of each item, or private sums."""
+        return self.material.releases[pretraining_release(self.name)]
 
-    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
-        record = {"recommender": self.name, "step": self.step, "loss": float((logs or {})["loss"])}
-        record |= {name: mean.value for name, mean in self.run.evaluation.measured(self.model).items()}
-        if self.accountant is not None:
-            record["epsilon"] = self.accountant.epsilon()
-        self.run.folder.append(record)
+    @property
+    def sampling(self) -> Sampling:
+        """How users come into batches."""
+        assert self.material.users.sampling is not None
+        return self.material.users.sampling
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """What its steps are paid in, if it claims an ε."""
+        return self.job.state.ledgers[self.name] if names.look_up(self.name).claims_epsilon else None
+
+    def untrained_model(self) -> Any:
+        """A model over item numbers, the same for every mechanism."""
+        settings = self.job.settings
+        keras.utils.set_random_seed(settings.seed)
+        if names.is_two_tower(self.name):
+            return TwoTower(
+                np.arange(1, self.material.log.num_items + 1), prior=self.release, history_length=HISTORY, ks=KS,
+                width=settings.width, hidden=settings.hidden, name="two_tower",
+            )  # fmt: skip
+        # What the sums have cost comes into the model's history with the ledger's other payments.
+        return SASRec.upon(
+            self.release, spent=(), width=settings.width, history_length=HISTORY, num_blocks=0, name="upon_sums"
+        )  # fmt: skip
+
+    def first_model(self) -> Any:
+        """What it begins with: on a further day the released model, of whose tables the rows of known items stay."""
+        model, earlier = self.untrained_model(), self.job.state.earlier
+        if earlier is None:
+            return model
+        before, rows = released_model(self.job), 1 + len(earlier.items)
+        # A day that was cut off after its model was written may have had rows of other items at the end.
+        kept = dict.fromkeys((table.embeddings.path for table in before.item_tables()), range(rows))
+        return before.grow_into(model, kept=kept, replaced=[each.path for each in before.frozen_of_items()])
+
+    def optimizer(self) -> keras.optimizers.Optimizer:
+        """A fresh optimizer."""
+        if self.name in _PEERS:
+            kind, rate = _PEERS[self.name]
+            return kind(rate)
+        settings, noise = self.job.settings, self.job.state.noises[self.name]
+        correlation = correlation_for(self.name, settings, self.sampling)
+        mechanism = mechanisms.named(self.name) if names.is_two_tower(self.name) else mechanisms.lazy_dp_sgd
+        return mechanism.optimizer(
+            learning_rate_for(settings, self.name, noise, correlation), noise_multiplier=noise,
+            l2_norm_clip=settings.clip_of(self.name), expected_batch_size=settings.batch_size,
+            **({} if correlation is None else {"correlation": correlation}),
+        )  # fmt: skip
+
+    def examples(self) -> NextItemExamples:
+        """The training users' examples, or windows."""
+        log, users = self.material.log, self.material.users
+        negatives = self.job.settings.negatives_of(self.name, log.num_items)
+        if names.is_two_tower(self.name):
+            return NextItemExamples(log, users.train, HISTORY, negatives)
+        return NextItemExamples(
+            log, users.train, HISTORY, negatives, every_place=True, repeats=False,
+            released_counts=self.release.popularity,
+        )  # fmt: skip
+
+    def batches(self, made: int) -> Any:
+        """Batches of the examples; in an order, from the step on that is next."""
+        examples = self.examples()
+        position: dict[str, Any] = {"position": made} if isinstance(self.sampling, FixedOrder) else {}
+        return self.sampling.batches(examples.fetch, shared=examples.shared, present=examples.present, **position)
+
+    # What it costs.
+
+    def uses_before(self) -> list[tuple[str, Entry]]:
+        """(id, entry) of every use of the log that it has before its first step: items, and popularity or sums."""
+        if self.ledger is None:  # a two-tower
+            uses = [Use.of((event, LABELS[file])) for file, event in self.job.budget.releases(PRIOR).items()]
+            return [(use.id, use.entry) for use in uses]
+        # The ids of the payments: the entries are receipts.
+        paid_for = [paid for paid in self.ledger.paid if not paid.steps and not isinstance(paid.event, NoOpDpEvent)]
+        return [(paid.id, Entry(paid.event, paid.attempts, label=paid.label)) for paid in paid_for]
+
+    def accounting(self, optimizer: Any, pays: bool = True) -> tuple[Accountant | None, list[PrivacyBudget]]:
+        """Its accountant, which pays in the ledger or leaves that to others, and what keeps its budget."""
+        if self.name in _PEERS:
+            return None, []
+        for id, entry in self.uses_before():  # part of the model's saved history
+            optimizer.privacy_history.add_entry(entry, id)
+        ledger = self.ledger if pays else None
+        accountant = Accountant(optimizer.dp_event(), self.sampling, self.job.budget.delta, ledger=ledger)
+        accountant.follow(optimizer)
+        return accountant, [PrivacyBudget(accountant, self.job.settings.epsilon)] if self.ledger is not None else []
+
+    def steps_left(self, made: int, within: list[PrivacyBudget]) -> int:
+        """Number of steps still to be made: those that are missing, as far as the budget allows."""
+        missing = max(0, self.job.settings.steps - made)
+        for budget in within:
+            accountant = budget.accountant
+            missing = min(missing, accountant.max_steps(budget.target_epsilon) - accountant.steps)
+        return missing
+
+    def add_costs(self, made: MadeRecommender, accountant: Accountant | None) -> MadeRecommender:
+        """What was trained, with what its steps cost."""
+        if accountant is None:
+            return made
+        job, budget = self.job, self.job.budget
+        leaves = self.name == job.settings.released_name and self.ledger is not None
+        fields = dict(accountant.statement().fields)
+        said = {"Guarantee": fields.pop("Guarantee")}
+        if leaves:
+            said |= budget.days_field(count_days(job.chain, pretraining_release(self.name)), is_trained=True)
+        said |= fields
+        if leaves:
+            public = f"{budget.public_numbers(len(job.log))}; of those that train, {fields['Public']}"
+            said |= {"Public": public, "Covers": _COVERS}
+        return dataclasses.replace(
+            made, epsilon=accountant.epsilon(), statement=Statement(said), noise_multiplier=job.state.noises[self.name]
+        )
 
 
-def noise_for(
-    settings: JobSettings, sampling: Sampling, delta: float, spent: list[Any], days: int = 1,
-    correlation: Correlation | None = None,
-) -> float:  # fmt: skip
-    """The least noise that keeps the steps of the remaining days, and what is spent, within the budget."""
-    if settings.noise_multiplier is not None:
-        return settings.noise_multiplier
-    return PrivatePlan(
-        sampling=sampling, delta=delta, steps=days * settings.steps, epsilon=settings.epsilon, spent=spent,
-        correlation=correlation,
-    ).noise_multiplier  # fmt: skip
+# The released model, on a further day.
+
+
+def released_model(job: Job) -> Any:
+    """The model that the days before have released. A day asks for it before it pays for anything."""
+    assert job.state.earlier is not None
+    path = job.state.folder.release / MODEL
+    if not path.is_file():
+        raise FileNotFoundError(f"{path} is gone, and this day goes on from it: put it back from a copy of release/.")
+    before = load_model(path, compile=False)
+    if before.item_tables()[0].embeddings.shape[0] < 1 + len(job.state.earlier.items):
+        raise ValueError("model.keras has fewer items than released.npz: put back release/ as this run left it.")
+    if names.look_up(job.settings.released_name).claims_epsilon:
+        refuse_unpaid(before, job.chain, path)
+    return before
+
+
+def refuse_unpaid(model: Any, ledger: Ledger, path: Path) -> None:
+    """Refuses a model whose private training the run's ledger has not paid for, as another run's."""
+    history = model.saved_history() or Entries()
+    drawn = [entry.sampling for entry in history if entry.sampling and not entry.label]
+    if not drawn or history.ordinary or Payments(ledger, Sampling.from_state(dict(drawn[-1]))).unpaid(history):
+        raise ValueError(
+            f"{path} is not the model that this run released: {ledger.path} has not paid for its training. Put back "
+            "release/ as this run left it."
+        )
+
+
+# Noise, and rates.
+
+
+def decide_noises(job: Job) -> dict[str, float]:
+    """σ of each training that comes to the budget, with the days before and those that are left."""
+    settings, budget, sampling = job.settings, job.budget, job.users.sampling
+    assert sampling is not None
+    earlier = job.chain.paid if job.state.earlier else ()
+    past = [(SelfComposedDpEvent(each.event, each.attempts), "earlier days") for each in earlier]
+    left = max(1, budget.days - count_days(job.chain, pretraining_release(settings.released_name)))
+    spent = dict[str | None, list[Any]]()
+    for file in filter(None, {pretraining_release(name) for name in settings.mechanism if names.is_trained(name)}):
+        spent[file] = past + [
+            (event, LABELS[each]) for each, event in budget.releases(file).items()
+            for _ in range(budget.costly_days(job.chain, LABELS[each], left))
+        ]  # fmt: skip
+    noises = noises_for(settings, sampling, budget.delta, spent, left)
+    if settings.noise_multiplier is None or not isinstance(sampling, PoissonSampling):
+        return noises
+    for name in filter(lambda name: names.look_up(name).claims_epsilon, noises):
+        step = sampling.compose(GaussianDpEvent(noises[name]), 1)
+        besides = [event for event, _ in spent[pretraining_release(name)]]
+        cost = epsilon_of(ComposedDpEvent([*besides, step]), budget.delta)
+        if cost > budget.epsilon:
+            raise ValueError(
+                f"--noise-multiplier {noises[name]:g} is too small for one step of {name}: epsilon would be "
+                f"{rounded_up(cost):g} of {budget.epsilon:g}. Nothing was paid: give more, or leave it out."
+            )
+    return noises
+
+
+def noises_for(
+    settings: JobSettings, sampling: Sampling, delta: float, spent: Mapping[Any, list[Any]], days: int = 1
+) -> dict[str, float]:
+    """The least noise of each training that keeps the steps of the remaining days, and what is spent, in the budget."""
+    noises, known = dict[str, float](), dict[Any, float]()  # by what decides it
+    for name in filter(names.is_trained, settings.mechanism):
+        file, correlation = pretraining_release(name), correlation_for(name, settings, sampling)
+        if settings.noise_multiplier is None and (file, correlation) not in known:
+            known[file, correlation] = PrivatePlan(
+                sampling=sampling, delta=delta, steps=days * settings.steps, epsilon=settings.epsilon,
+                spent=spent[file], correlation=correlation,
+            ).noise_multiplier  # fmt: skip
+        noises[name] = settings.noise_multiplier or known[file, correlation]
+    return noises
+
+
+@functools.cache
+def _best_correlation(steps: int, separation: int, participations: int) -> Correlation:
+    return optimised_correlation(steps=steps, separation=separation, participations=participations)
+
+
+def correlation_for(name: str, settings: JobSettings, sampling: Sampling) -> Correlation | None:
+    """What the noise of a mechanism takes back of what it added before; None if nothing."""
+    if not names.is_planned(name) or not isinstance(sampling, FixedOrder):
+        return None
+    return _best_correlation(settings.steps, sampling.separation, sampling.participations(settings.steps))
 
 
 def learning_rate_for(
@@ -95,67 +293,7 @@ def learning_rate_for(
     return min(_RATES.get(name, _USUAL_RATE) / clip, _NOISE_IN_A_ROW / length)
 
 
-def optimizer_arguments(settings: JobSettings, name: str) -> dict[str, Any]:
-    """What an optimizer is given beside its rate and noise."""
-    return {**arguments(settings, "optimizer"), "l2_norm_clip": settings.clip_of(name)}
-
-
-def released_model(run: Run) -> Any:
-    """The model that the days before have released. A day asks for it before it pays for anything."""
-    assert run.checkpoint.earlier is not None
-    path = run.folder.release / MODEL
-    if not path.is_file():
-        raise FileNotFoundError(f"{path} is gone, and this day goes on from it: put it back from a copy of release/.")
-    before = load_model(path, compile=False)
-    if before.item_tables()[0].embeddings.shape[0] < 1 + len(run.checkpoint.earlier.items):
-        raise ValueError("model.keras has fewer items than released.npz: put back release/ as this run left it.")
-    if names.named(run.released).claims_epsilon:
-        refuse_unpaid(before, run.ledger(run.released), path)
-    return before
-
-
-def refuse_unpaid(model: Any, ledger: Ledger, path: Path) -> None:
-    """Refuses a model whose private training the run's ledger has not paid for, as another run's."""
-    history = model.saved_history() or Entries()
-    drawn = [entry.sampling for entry in history if entry.sampling and not entry.label]
-    if not drawn or history.ordinary or Payments(ledger, Sampling.from_state(dict(drawn[-1]))).unpaid(history):
-        raise ValueError(
-            f"{path} is not the model that this run released: {ledger.path} has not paid for its training. Put back "
-            "release/ as this run left it."
-        )
-
-
-def go_on(run: Run, model: Any) -> Any:
-    """The model; on a further day it goes on from the released one, of whose tables the rows of known items stay."""
-    if run.checkpoint.earlier is None:
-        return model
-    before, rows = released_model(run), 1 + len(run.checkpoint.earlier.items)
-    # A day that was cut off after its model was written may have had rows of other items at the end.
-    kept = dict.fromkeys((table.embeddings.path for table in before.item_tables()), range(rows))
-    return before.grow_into(model, kept=kept, replaced=[each.path for each in before.constants_of_items()])
-
-
-def uses_before_training(run: Run, ledger: Any) -> list[tuple[str, Entry]]:
-    """(id, entry) of every use of the log that a training has before its first step: items, and popularity or sums."""
-    if ledger is None:  # of a two-tower
-        return [(use.id, use.entry) for use in map(Use.of, run.budget.before_training(PRIOR))]
-    # The ids of the payments: the entries are receipts.
-    paid_for = [paid for paid in ledger.paid if not paid.steps and not isinstance(paid.event, NoOpDpEvent)]
-    return [(paid.id, Entry(paid.event, paid.attempts, label=paid.label)) for paid in paid_for]
-
-
-def accounting(
-    name: str, optimizer: Any, run: Run, ledger: Any = None, pays: bool = True
-) -> tuple[Accountant | None, list[PrivacyBudget]]:
-    """The accountant of a training, which pays in the ledger or leaves that to others, and what keeps its budget."""
-    if name in mechanisms.names(names.PEERS):
-        return None, []
-    for id, entry in uses_before_training(run, ledger):  # part of the model's saved history
-        optimizer.privacy_history.add_entry(entry, id)
-    accountant = Accountant(optimizer.dp_event(), run.sampling, run.delta, ledger=ledger if pays else None)
-    accountant.follow(optimizer)
-    within = [PrivacyBudget(accountant, run.settings.epsilon)] if names.named(name).claims_epsilon else []
-    return accountant, within
+# Training.
 
 
 @contextlib.contextmanager
@@ -167,67 +305,62 @@ def refusals_as_wrong_arguments() -> Iterator[None]:
         raise ValueError(problem.message) from problem
 
 
-def steps_left(settings: JobSettings, made: int, within: list[PrivacyBudget]) -> int:
-    """Number of steps still to be made: those that are missing, as far as the budget allows. More may be paid for."""
-    missing = max(0, settings.steps - made)
-    for budget in within:
-        accountant = budget.accountant
-        missing = min(missing, accountant.max_steps(budget.target_epsilon) - accountant.steps)
-    return missing
+class _Curve(keras.callbacks.Callback):
+    """Writes a line of metrics an epoch, and ends the last epoch with the last step."""
+
+    def __init__(self, training: Training, accountant: Accountant | None):
+        super().__init__()
+        self.training, self.accountant = training, accountant
+        self.step, self.last = 0, 0
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        self.step += 1
+        if self.step == self.last:
+            self.model.stop_training = True
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        record = {"recommender": self.training.name, "step": self.step, "loss": float((logs or {})["loss"])}
+        record |= {name: mean.value for name, mean in self.training.material.tests.measure(self.model).items()}
+        if self.accountant is not None:
+            record["epsilon"] = self.accountant.epsilon()
+        self.training.job.state.folder.append(record)
 
 
-def with_costs(made: MadeRecommender, name: str, accountant: Accountant | None, run: Run) -> MadeRecommender:
-    """What was trained, with what its steps cost."""
-    if accountant is None:
-        return made
-    leaves = name == run.released and names.named(name).claims_epsilon
-    fields = dict(accountant.statement().fields)
-    days = run.days_field(run.days(begins_with(name))) if leaves else {}
-    said = {"Guarantee": fields.pop("Guarantee"), **days, **fields}
-    if leaves:
-        said |= {"Public": f"{run.public_numbers}; of those that train, {fields['Public']}", "Covers": _COVERS}
-    return dataclasses.replace(
-        made, epsilon=accountant.epsilon(), statement=Statement(said), noise_multiplier=run.checkpoint.noises[name]
-    )
-
-
-def trained(
-    name: str, run: Run, model: Any, optimizer: keras.optimizers.Optimizer, batches_from: Callable[[int], Any]
-) -> MadeRecommender:
-    """Trains and accounts in this process; `batches_from` is a function from the steps made to the batches to come."""
-    settings, checkpoint = run.settings, run.checkpoint
-    model.compile(optimizer=optimizer)
-    ledger = run.ledger(name) if names.named(name).claims_epsilon else None
-    accountant, within = accounting(name, model.optimizer, run, ledger)
-    curve, batches = _Curve(run, name, accountant), batches_from(0)
+def train_here(training: Training) -> MadeRecommender:
+    """Trains and accounts in this process."""
+    job, settings, state = training.job, training.job.settings, training.job.state
+    model = training.first_model()
+    model.compile(optimizer=training.optimizer())
+    accountant, within = training.accounting(model.optimizer)
+    curve, batches = _Curve(training, accountant), training.batches(0)
     callbacks: list[keras.callbacks.Callback] = [curve, *within]  # so that a budget does not call the last step its end
     # A training that no ledger pays for, and that was cut off, begins anew: nothing of it is released.
-    if accountant is not None and (ledger is not None or not within):
+    if accountant is not None and (training.ledger is not None or not within):
         model.prepare(batches.element_spec)
-        checkpoint = TrainingCheckpoint(checkpoint.training_folder(name), checkpoint.every, accountant)
+        checkpoint = TrainingCheckpoint(state.training_folder(training.name), state.every, accountant)
         resumed = checkpoint.resume(model)
         curve.step = resumed.step if resumed else 0
         if resumed and settings.learning_rate is not None:  # which --resume may change; the checkpoint has the first
             model.optimizer.learning_rate = settings.learning_rate
-        batches = batches_from(curve.step)
+        batches = training.batches(curve.step)
         callbacks.append(checkpoint)
-    left, a_report = steps_left(settings, curve.step, within), -(-settings.steps // EVALUATIONS)
+    left, a_report = training.steps_left(curve.step, within), -(-settings.steps // EVALUATIONS)
     for budget in within:  # so that a block pays for no more than these, which a crash would lose
         budget.steps = budget.accountant.steps + left
-    curve.last, board = curve.step + left, run.folder.private / "tensorboard"
-    callbacks.append(keras.callbacks.TensorBoard(str(board / name), write_graph=False))
+    curve.last, board = curve.step + left, state.folder.private / "tensorboard"
+    callbacks.append(keras.callbacks.TensorBoard(str(board / training.name), write_graph=False))
     try:
         if left:  # the arguments of `fit` are the same however many these are
             with warnings.catch_warnings(), refusals_as_wrong_arguments():
                 warnings.filterwarnings("ignore", ".* is not private", UserWarning)  # the peers' names say so
                 model.fit(
                     batches, steps_per_epoch=a_report, epochs=-(-settings.steps // a_report), callbacks=callbacks,
-                    verbose=run.show.verbose,
+                    verbose=job.show.verbose,
                 )  # fmt: skip
     finally:
         if accountant is not None:
             accountant.give_back_unused()
         only_for_owner(board)
     if curve.step < settings.steps:
-        run.show.note(f"{curve.step} of {settings.steps} steps were made: no more fit into the budget")
-    return with_costs(MadeRecommender(model, model, steps=curve.step), name, accountant, run)
+        job.show.note(f"{curve.step} of {settings.steps} steps were made: no more fit into the budget")
+    return training.add_costs(MadeRecommender(model, model, steps=curve.step), accountant)
