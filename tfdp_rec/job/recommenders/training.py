@@ -111,7 +111,7 @@ class Training:
         before, rows = released_model(self.job), 1 + len(earlier.items)
         # A day that was cut off after its model was written may have had rows of other items at the end.
         kept = dict.fromkeys((table.embeddings.path for table in before.item_tables()), range(rows))
-        return before.grow_into(model, kept=kept, replaced=[each.path for each in before.frozen_of_items()])
+        return before.grow_into(model, kept=kept, replaced=[each.path for each in before.constants_of_items()])
 
     def optimizer(self) -> keras.optimizers.Optimizer:
         """A fresh optimizer."""
