@@ -125,7 +125,7 @@ def test_it_is_above_the_claim_when_the_repair_is_taken_out(kind, make, monkeypa
 
     def norms(collected):
         ((path, (own,)),) = collected.items()
-        formed = repaired(own) if isinstance(own, factors.Rows) else own._formed()
+        formed = repaired(own) if isinstance(own, factors.Rows) else own._form()
         norm = tf.sqrt(tf.reduce_sum(tf.square(formed), axis=[1, 2]))
         return engine.Measured(norm, norm, {path: norm.dtype})
 

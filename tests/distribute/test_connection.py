@@ -22,7 +22,7 @@ class Listed:
         self.now += 1
         return dict(self.places)
 
-    def in_words(self, names):
+    def describe(self, names):
         return ", ".join(names)
 
 

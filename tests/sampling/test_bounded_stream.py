@@ -391,11 +391,11 @@ def test_users_minus_one_and_minus_two_are_not_the_same_events():
 def test_batches_of_a_part_that_is_over_are_refused():
     """Its seats know nothing of the new part: user 6 came into batch 3 of the new events and batch 6 of the old."""
     of = stream(expected_batch_size=1, participations=None)
-    old = of._drawn(events_of(np.arange(10))(), lambda rows: rows["user"], 0)
+    old = of._draw(events_of(np.arange(10))(), lambda rows: rows["user"], 0)
     for _ in range(3):
         next(old)
     of.next_part(3)
-    new = of._drawn(events_of(np.array([6, 7, 8]))(), lambda rows: rows["user"], 3)
+    new = of._draw(events_of(np.array([6, 7, 8]))(), lambda rows: rows["user"], 3)
     assert [draw[3] for draw, _ in new] == [3, 4, 5]
     with REFUSED as caught:
         next(old)

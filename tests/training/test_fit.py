@@ -136,7 +136,7 @@ def test_a_payment_cut_short_between_any_two_writes_leaves_rows_owing(monkeypatc
         except KeyboardInterrupt:
             pass
         monkeypatch.undo()
-        paid = optimizer.row_marks.since(path, ids).numpy() == optimizer.row_marks.now().numpy()
+        paid = optimizer.row_marks.read_marks(path, ids).numpy() == optimizer.row_marks.now().numpy()
         moved = np.any(raw(model) != before, axis=1)[20:24]
         assert np.all(moved[paid]) and (interrupted or paid.all())
     assert cut > 2
