@@ -212,7 +212,7 @@ class Trainings:
         correction = self._correction(logits["train"]) if private else None
         for part in ("validation", "test"):
             labels, z = self.log.parts[part].labels, logits[part]
-            corrected = correction.correct(z) if correction else z
+            corrected = correction.corrected(z) if correction else z
             before, loss = self._loss(labels, z), self._loss(labels, corrected)
             found[part] = {"auc": auc(labels, z), "loss": loss, "loss_before": before}
         if correction:

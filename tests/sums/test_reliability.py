@@ -63,8 +63,8 @@ def test_scale_and_offset_are_those_of_the_labels(scale, offset, by_user):
     found = private_reliability(logits, clicks, noise_multiplier=30.0, unit=unit, words=seeded(3))
     assert found.scale == pytest.approx(scale, rel=0.1) and found.offset == pytest.approx(offset, abs=0.08)
     near = logits[np.abs(logits) < 64][:9]
-    np.testing.assert_allclose(found.correct(near), found.scale * near + found.offset)
-    assert np.isfinite(found.correct([-np.inf, np.inf])).all()
+    np.testing.assert_allclose(found.corrected(near), found.scale * near + found.offset)
+    assert np.isfinite(found.corrected([-np.inf, np.inf])).all()
 
 
 def test_noise_is_there_and_where_it_hides_all_rows_nothing_is_corrected():
@@ -131,7 +131,7 @@ def test_a_private_fit_corrects_its_predictions_within_its_budget(from_logits):
     predicted = private.model.predict(np.arange(ITEMS), verbose=0)[:, 0]
     logits = predicted if from_logits else special.logit(predicted.astype("float64"))
     wanted = 0.2 + 0.6 * np.arange(ITEMS) / ITEMS
-    before, after = (np.square(special.expit(z) - wanted).mean() for z in (logits, found.correct(logits)))
+    before, after = (np.square(special.expit(z) - wanted).mean() for z in (logits, found.corrected(logits)))
     assert after < max(before, 0.003)
 
 
@@ -269,7 +269,7 @@ def test_the_likelihood_is_at_its_least_where_steps_of_newton_overshoot():
     rows[8:10] = 1e6  # just below -8
     clicks = rows * special.expit(0.36 * cells + 2.85)
     found = Reliability(cells, clicks, rows - clicks, 30.0, GaussianDpEvent(30.0))
-    predicted = special.expit(found.correct(cells[8:10]))
+    predicted = special.expit(found.corrected(cells[8:10]))
     np.testing.assert_allclose(predicted, (clicks / np.maximum(rows, 1))[8:10], atol=0.01)
 
 
@@ -283,7 +283,7 @@ def test_a_model_that_is_right_is_not_made_much_worse(mean, rows):
         found = private_reliability(logits, clicks, noise_multiplier=30.0, words=seeded(seed))
         assert 0 <= found.scale < 2.5
         truth = special.expit(logits)
-        z = found.correct(logits)
+        z = found.corrected(logits)
         before, after = (float(np.mean(np.logaddexp(0, each) - truth * each)) for each in (logits, z))
         worst = max(worst, after / before)
     assert worst < 1.2

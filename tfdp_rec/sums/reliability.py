@@ -110,7 +110,7 @@ class Reliability:
         """Standard errors of scale and offset by the noise alone; NaN where nothing is corrected."""
         return float(self._fit[1][0]), float(self._fit[1][1])
 
-    def correct(self, logits: ArrayLike) -> NDArray[np.float64]:
+    def corrected(self, logits: ArrayLike) -> NDArray[np.float64]:
         """`scale · logits + offset`, for logits within ±64; in Keras the layer `Rescaling(scale, offset)`."""
         return self.scale * np.clip(np.asarray(logits, np.float64), _EDGES[0], _EDGES[-1]) + self.offset
 
