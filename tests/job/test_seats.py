@@ -417,9 +417,11 @@ def test_a_trainings_releases_are_of_users_with_seats_and_its_steps_of_all(train
     name, run, counted, asked = trained
     ledger, config = run / "release" / "ledger.jsonl", json.loads((run / "private" / "config.json").read_text())
     paid, label = read(ledger).paid, {"lazydpsgd": LABELS[PRIOR], "upon-sums": LABELS[PRETRAINING_SUMS]}[name]
-    assert [each.label for each in paid] == 3 * ["private vocabulary", label, "training"]
-    assert [each.event == NoOpDpEvent() for each in paid] == [False] * 3 + 2 * [True, True, False]
-    assert [each.steps for each in paid] == 3 * [0, 0, 3] and config["day"] == 3
+    blocks = [(what, [*several]) for what, several in itertools.groupby(paid, lambda each: each.label)]
+    assert [what for what, _ in blocks] == 3 * ["private vocabulary", label, "training"]
+    free = [all(each.event == NoOpDpEvent() for each in several) for _, several in blocks]
+    assert free == [False] * 3 + 2 * [True, True, False]
+    assert [sum(each.steps for each in several) for _, several in blocks] == 3 * [0, 0, 3] and config["day"] == 3
     # Each day has items, counts or sums of those with seats, and exact counts of all for the owner's report.
     found, released, exact = counted[0::3], counted[1::3], counted[2::3]
     assert len(exact) == 3
