@@ -542,3 +542,30 @@ def test_a_step_makes_at_most_15_python_calls_of_this_package(tmp_path, ledger):
     finally:
         sys.setprofile(None)
     assert max(np.diff(made)[2:]) <= 15
+
+
+def test_a_fit_within_a_fit_leaves_the_outer_one_its_gate():
+    """It was lifted for both, so that steps by hand in the rest of the callback had no price."""
+    setup, layer, left = Setup(), keras.layers.Dense(3), []
+    (outer, of_outer), (inner, of_inner) = on(layer, setup), on(layer, setup)
+    batches = setup.sampling.batches(rows)
+
+    class Trains(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 0:
+                budget = PrivacyBudget(of_inner, 100.0)
+                inner.fit(batches, steps_per_epoch=2, verbose=0, callbacks=[budget])
+                left.append(outer.optimizer.privacy_history.left)
+
+    budget = PrivacyBudget(of_outer, 100.0)
+    outer.fit(batches, steps_per_epoch=3, verbose=0, callbacks=[budget, Trains()])
+    assert left == [0] and of_outer.steps == 3 + 2
+
+
+def test_a_fit_cut_off_by_an_error_is_followed_by_another():
+    setup = Setup()
+    fails = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: 1 / (1 - batch))
+    with pytest.raises(ZeroDivisionError):
+        setup.fit(100.0, [fails], epochs=1, steps_per_epoch=4)
+    setup.fit(100.0, epochs=1, steps_per_epoch=3)
+    assert setup.accountant.steps == 2 + 3

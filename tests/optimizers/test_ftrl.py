@@ -443,3 +443,13 @@ def test_the_plan_of_the_noise_is_not_exchanged(kind):
     model = model_of(kind)
     with pytest.raises(AttributeError):
         model.optimizer.correlation = Correlation(BufferedToeplitz([], []), steps=15, separation=5)
+
+
+def test_a_plan_that_was_begun_with_a_seed_and_goes_on_without_one_has_no_epsilon():
+    """Its steps are two entries: one of them has no guarantee."""
+    order, model = FixedOrder(UNITS, BATCH), model_of(tfdp_rec.DPFTRL)
+    model.fit(order.batches(fetch, seed=1), steps_per_epoch=2, verbose=0)
+    fit(model, order, 3)
+    accountant = Accountant(model.optimizer.dp_event(), order, delta=1e-2, accountant="rdp")
+    accountant.follow(model)
+    assert accountant.steps == 5 and accountant.epsilon() == np.inf

@@ -119,7 +119,7 @@ class Meter:
         # A plan of noise has one entry, under its own id, which goes on where an earlier process has left it.
         counter.begin()
         taken = any(counter.plan == each.id for each in self._counters.values() if each is not counter)
-        if counter.plan and not taken:
+        if counter.plan and counter.name and not counter.void and not taken:
             counter.go_on(self._closed)
 
     def _variables(self) -> list[tf.Variable]:
@@ -292,13 +292,15 @@ class Meter:
 
     def lift(self) -> None:
         """Ends what `open` began: each meter is open as its optimizer's plan has it, or without a limit."""
-        for meter in self.related:
-            meter.is_kept, meter._priced = False, None
+        self.is_kept = False
+        lifted = [meter for meter in self.related if not meter.is_kept]  # not one whose own fit goes on
+        for meter in lifted:
+            meter._priced = None
             for counter in meter._counters.values():
                 meter._admit(counter)
             meter._left.assign(_NO_LIMIT if meter.open_by_plan is None else 0)
         self.note_change()
-        for meter in self.related:
+        for meter in lifted:
             if meter.open_by_plan is not None:
                 meter.open_by_plan()
 
