@@ -409,6 +409,35 @@ def test_a_copied_model_has_a_gate_from_the_first_moment():
     assert (first.left, copied.left) == (0, STEPS), "one optimizer of a plan at a time"
 
 
+def test_a_plan_sees_what_another_model_spends_on_a_frozen_layer():
+    """It was told, and the plan went on: 10.6 for a plan of 4."""
+    layer = keras.layers.Dense(3)
+    layer.build([None, 2])
+    inputs = keras.Input([2])
+    layer.trainable = False
+    plan = plan_of()
+    first = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(layer(inputs)))
+    first.compile(tfdp_rec.DPSGD(0.01, plan=plan), "mse", run_eagerly=True)
+    train(first, plan.batches(fetch).take(2))
+    layer.trainable = True
+    second = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(layer(inputs)))
+    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 0.5, "expected_batch_size": BATCH}
+    second.compile(tfdp_rec.DPSGD(0.01, **settings), "mse", run_eagerly=True)
+    train(second, PoissonSampling(USERS, BATCH, unit="user").batches(fetch).take(20))
+    layer.trainable = False
+    with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
+        train(first, plan.batches(fetch).take(1))
+    assert int(first.optimizer.iterations) == 2 and plan.accountant.epsilon() > 2.0
+
+
+def test_batches_that_can_be_drawn_again_are_refused_under_a_plan():
+    plan = plan_of()
+    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    with pytest.raises(tfdp_rec.NotPrivate, match="price of this step is not known"):
+        train(model, plan.batches(fetch, seed=1).take(1))
+    assert int(model.optimizer.iterations) == 0
+
+
 def test_a_gate_stays_closed_where_there_is_no_price():
     plan = plan_of()
     model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))

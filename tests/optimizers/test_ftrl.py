@@ -453,3 +453,18 @@ def test_a_plan_that_was_begun_with_a_seed_and_goes_on_without_one_has_no_epsilo
     accountant = Accountant(model.optimizer.dp_event(), order, delta=1e-2, accountant="rdp")
     accountant.follow(model)
     assert accountant.steps == 5 and accountant.epsilon() == np.inf
+
+
+def test_a_plan_that_begins_anew_in_place_is_another_plan():
+    """Its further steps were told as the first plan's: 3.7 for 5.6."""
+    order, model = FixedOrder(UNITS, BATCH), model_of(tfdp_rec.DPFTRL)
+    fit(model, order, 3)
+    saved = {}
+    model.optimizer.save_own_variables(saved)
+    model.optimizer.load_own_variables(saved)
+    fit(model, order, 2)
+    accountant = Accountant(model.optimizer.dp_event(), order, delta=1e-2, accountant="rdp")
+    accountant.follow(model)
+    assert sorted(entry.steps for entry in accountant.entries) == [2, 3]
+    both = dp_accounting.SelfComposedDpEvent(PLAN.dp_event(2.0), 2)
+    assert accountant.epsilon() == pytest.approx(epsilon_of(both, 1e-2, "rdp"))

@@ -458,8 +458,10 @@ def test_an_optimizer_that_took_a_plan_stops_with_it_in_fit():
     assert plan.accountant.epsilon() <= 2.0 and 20 <= plan.accountant.steps <= 21
 
 
-def test_the_optimizers_of_a_plan_share_its_steps_in_loops_by_hand():
-    plan = plan_of(4)
+@pytest.mark.parametrize("ledger", [False, True])
+def test_the_optimizers_of_a_plan_share_its_steps_in_loops_by_hand(tmp_path, ledger):
+    """Under a ledger the second one counted under the payment of the first, and half of the steps were told."""
+    plan = plan_of(4, **({"ledger": tmp_path / "ledger.jsonl"} if ledger else {}))
     first, second = (model_of(optimizer_of(noise=None, plan=plan)) for _ in range(2))
     drawn = iter(plan.batches(rows))
     for model in (first, second, first, second):
@@ -468,6 +470,9 @@ def test_the_optimizers_of_a_plan_share_its_steps_in_loops_by_hand():
         with pytest.raises(REFUSED, match="privacy budget is spent"):
             model.train_on_batch(next(drawn))
     assert plan.accountant.steps == 4 and plan.accountant.epsilon() <= 2.0
+    assert sum(model.saved_history().steps for model in (first, second)) == 4
+    plan.accountant.close()
+    assert not ledger or read(tmp_path / "ledger.jsonl").steps == 4
 
 
 def test_after_a_fit_a_plan_leaves_what_it_has_left():

@@ -63,6 +63,7 @@ class World:
         if self.has_ledger:
             ledger = Ledger(self.path, "example", Snapshot(self.units, "example"), data_changed=True)
         self.accountant = Accountant(dp_accounting.GaussianDpEvent(1.0), self.sampling, DELTA, "rdp", ledger=ledger)
+        self.plan = Allowance(self.accountant, TARGET)  # as a plan's, for steps by hand
         self.models = [self.new_model()]
 
     def new_model(self):
@@ -109,15 +110,22 @@ class World:
         model.meter.lift()
         return None
 
-    def try_step(self, model):
+    def try_step(self, model, paid=False):
         try:
+            if paid:
+                self.plan.pay(model.optimizer, 1)
             model.meter.count(Source(self.sampling))
-        except (ValueError, tf.errors.InvalidArgumentError):
+        except (Unaccounted, ValueError, tf.errors.InvalidArgumentError):
             self.counts["refused"] += 1
             return
         model.optimizer.iterations.assign_add(1)
         step = to_json(model.optimizer.dp_event()), self.sampling.get_state()
         self.spend(model, json.dumps(step, sort_keys=True))
+
+    def take_turns(self, model):
+        """Steps by hand under one plan, of several models."""
+        for _ in range(self.rng.randint(1, 6)):
+            self.try_step(self.rng.choice([model, *self.models]), paid=True)
 
     def use(self, model):
         use = Use(dp_accounting.GaussianDpEvent(5.0), "counts")
@@ -152,7 +160,7 @@ class World:
     def walk(self, length):
         acts = [(self.fit, 6), (self.use, 1), (self.share, 1), (self.save, 2), (self.load, 2), (self.grow, 0.5)]
         acts += [(lambda model: model.compile(self.rng.choice(NOISES)), 1), (lambda model: self.kill(), 0.7)]
-        acts += [(lambda model: self.fit(model, by_hand=True), 0.5)]
+        acts += [(lambda model: self.fit(model, by_hand=True), 0.5), (self.take_turns, 2)]
         acts += [(lambda model: self.models.append(self.new_model()), 0.5)]
         for _ in range(length):
             model, act = self.rng.choice(self.models), self.rng.choices(*zip(*acts, strict=True))[0]

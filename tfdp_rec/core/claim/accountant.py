@@ -95,6 +95,7 @@ class Accountant:
         self.version = 0  # number of changes, other than steps, of what is counted here alone
         self._recorded, self._followed = Entries(), list[Any]()
         self._open: tuple[str, DpEvent] | None = None  # id and event of steps that are paid for, and not all made
+        self._payee: Any = None  # the meter of the optimizer that they are paid for
         self._epsilons, self._most = dict[str, float](), dict[Any, int]()
         self.payments: Payments | None = None
         self._check(event)
@@ -338,11 +339,13 @@ class Accountant:
         # Payments are durable, so they are made in blocks: one sync of the disk for many steps.
         wanted = max(steps, int(min(payments.BLOCK, block, most)))
         self._open = self.payments.pay_steps(self.event, wanted - ahead, self.paid_id), self.event
+        self._payee = optimizer.privacy_history
         return min(most, self.ahead)
 
     def _pays_for(self, optimizer: Any) -> bool:
         # Whether what is paid ahead is for the next steps of an optimizer, at the present event.
-        return self._open == (optimizer.privacy_history.id_of(self.sampling.name), self.event)
+        meter = optimizer.privacy_history
+        return meter is self._payee and self._open == (meter.id_of(self.sampling.name), self.event)
 
     @property
     def paid_id(self) -> str:
@@ -360,7 +363,7 @@ class Accountant:
         """Number of next steps of an optimizer, at most `most`, that are paid for; all of them without a ledger."""
         if self.payments is None:
             return most
-        return min(most, self.ahead) if self._open and self._pays_for(optimizer) else 0
+        return min(most, self.ahead) if self._pays_for(optimizer) else 0
 
     def give_back_unused(self) -> None:
         """Gives back the steps that were paid for in the ledger and will not be made."""

@@ -65,7 +65,7 @@ class Allowance:
 
     def _open(self, paid: int, left: int) -> None:
         accountant = self.accountant
-        self._meter.open(paid, accountant.sampling.name, accountant.paid_id, self._in_fit)
+        self._meter.open(paid, accountant.sampling.name, accountant.paid_id if paid else "", self._in_fit)
         self._unpaid, self._priced = left - paid, self._state()
 
     def pay(self, optimizer: Any, steps: int, block: float = math.inf) -> None:

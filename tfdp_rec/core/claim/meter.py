@@ -37,6 +37,7 @@ from tfdp_rec.core.ground.refused import NotPrivate
 _NO_LIMIT = 2**62
 _KINDS = 4  # counters made in advance, enough for most models: a variable made during tracing has it done twice
 _TRAINED_BY = "privacy_histories"  # attribute of a variable: the meters whose steps have trained it
+_KNOWN_BY = "privacy_readers"  # attribute of a variable: the meters of all models that have it, frozen or not
 
 SPENT = "The privacy budget is spent"
 _NO_MORE = (
@@ -155,7 +156,7 @@ class Meter:
 
     def note_change(self) -> None:
         """Has those who priced these entries, or what other models trained of these weights, price them anew."""
-        for meter in self.related:
+        for meter in (*self.related, *self._readers):
             meter.version += 1
 
     @contextlib.contextmanager
@@ -214,7 +215,7 @@ class Meter:
             if not any(self is known for known in meters_of(variable)):
                 vars(variable).setdefault(_TRAINED_BY, []).append(self)
         self.add_weights(variables)
-        if any(meter.is_kept for meter in self.related if meter is not self):
+        if any(meter.is_kept for meter in (*self.related, *self._readers) if meter is not self):
             self._left.assign(0)  # a budget is kept for these weights: no step without it
         self.note_change()
 
@@ -223,7 +224,14 @@ class Meter:
         known = {id(variable) for variable in self._weights}
         if new := [variable for variable in variables if id(variable) not in known]:
             self._weights += new
+            for variable in new:
+                vars(variable).setdefault(_KNOWN_BY, []).append(self)
             self.version += 1
+
+    @property
+    def _readers(self) -> list[Meter]:
+        # The meters of all models that have one of these weights, and so what is spent on it.
+        return [each for variable in self._weights for each in vars(variable).get(_KNOWN_BY, ())]
 
     @property
     def related(self) -> list[Meter]:
