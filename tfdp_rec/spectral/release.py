@@ -52,8 +52,8 @@ class Release:
         of_run: Whether a fit was part of a run, whose ledger alone knows what else it has cost.
 
     Example:
-        >>> one = Release().counted(np.array([5.0, 3.0]), sigma=1.0, users=9)
-        >>> two = one.faded(0.5).counted(np.array([1.0, 1.0, 4.0]), 1.0, users=9)
+        >>> one = Release().add_counts(np.array([5.0, 3.0]), sigma=1.0, users=9)
+        >>> two = one.faded(0.5).add_counts(np.array([1.0, 1.0, 4.0]), 1.0, users=9)
         >>> two.counts.tolist(), two.users, (two.counts_noise**2).round(3).tolist()
         ([3.5, 2.5, 4.0], 13.5, [1.25, 1.25, 1.0])
     """

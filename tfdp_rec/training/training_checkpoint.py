@@ -415,6 +415,11 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 if name.split("/")[:2] == ["ledger", "totals"]:
                     variables[name] = ["grows with the steps"]
         _refuse_difference("variables", theirs, mine_now)
+        if self.accountant is None and header["carried"]:  # uses that are in no model's history
+            raise ValueError(
+                f"The training in {self.directory} was counted by an accountant, which may count more than the model "
+                "carries: give TrainingCheckpoint an accountant."
+            )
         if self._ledger is None and header["mark"]:  # the ledger may hold more than the checkpoint
             raise ValueError(
                 f"The training in {self.directory} was counted in a ledger, which may hold more than the checkpoint: "
