@@ -458,3 +458,17 @@ def test_a_checkpoint_of_planned_noise_needs_a_ledger(tmp_path, accountant):
     with pytest.raises(ValueError, match="ledger"):
         process.model.fit(process.order.batches(rows), steps_per_epoch=1, verbose=0, callbacks=[checkpoint])
     assert process.model.optimizer.position == 0
+
+
+def test_a_plan_that_goes_on_under_an_equal_order_has_all_its_steps(tmp_path):
+    """Both orders' steps were written under the plan's id, and the larger number alone was carried."""
+    first = Process(tmp_path)
+    first.fit(3)
+    other, ledger = FixedOrder(UNITS, BATCH), first.accountant.payments.ledger
+    accountant = Accountant(first.event, other, DELTA, "rdp", ledger=ledger)
+    first.order, first.accountant, first.checkpoint = other, accountant, keras.callbacks.Callback()
+    shutil.rmtree(tmp_path / "training")
+    first.fit(2)
+    assert first.model.optimizer.position == 5 == accountant.steps == first.model.saved_history().steps
+    assert paid(first) == pytest.approx(accountant.epsilon()) == pytest.approx(epsilon(1))
+    accountant.close()

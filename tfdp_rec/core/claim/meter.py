@@ -121,7 +121,7 @@ class Meter:
         counter.begin()
         taken = any(counter.plan == each.id for each in self._counters.values() if each is not counter)
         if counter.plan and counter.name and not counter.void and not taken:
-            counter.go_on(self._closed)
+            counter.go_on(counter.plan, self._closed)
 
     def _variables(self) -> list[tf.Variable]:
         return self._spare.pop() if self._spare else _variables()
@@ -135,7 +135,7 @@ class Meter:
     def add(self, source: Source, steps: int, id: str = "") -> None:
         """Counts steps that were made elsewhere, such as on the workers of a cluster, under the id of their payment."""
         counter = self._counter(source)
-        counter.count_under(id, self._closed)
+        self._count_under(counter, id)
         counter.steps.assign_add(steps)
         self.note_change()
 
@@ -323,8 +323,16 @@ class Meter:
         name, id = self._priced or (counter.name, "")
         priced = not counter.ordinary and counter.name == name and not (self._priced and counter.void)
         if priced:
-            counter.count_under(id, self._closed)
+            self._count_under(counter, id)
         counter.allowed.assign(int(priced and not self._is_replaced))
+
+    def _count_under(self, counter: Counter, id: str) -> None:
+        # One counter at a time counts under an id: of two, the larger number alone would be told.
+        if id and id != counter.id:
+            for each in self._counters.values():
+                if each is counter or each.id == id:
+                    each.close(self._closed)
+            counter.go_on(id, self._closed)
 
 
 class Counter:
@@ -351,17 +359,11 @@ class Counter:
         """Begins an entry of the present event."""
         self._made = dataclasses.replace(self._made, event=self._event())
 
-    def go_on(self, entries: Entries) -> None:
-        """Goes on with the entry of the plan, if it is among `entries` as this one."""
-        before = dict(entries.items()).get(self.plan)
+    def go_on(self, id: str, entries: Entries) -> None:
+        """Goes on with the entry of an id, if it is none yet or of steps as these."""
+        before = dict(entries.items()).get(id)
         if before is None or dataclasses.replace(before, steps=0) == self._made:
-            self.id, self._written = self.plan, self._written - entries.steps_of(self.plan)
-
-    def count_under(self, id: str, entries: Entries) -> None:
-        """Counts further steps under an id, if there is one."""
-        if id and id != self.id:
-            self.close(entries)
-            self.id = id
+            self.id, self._written = id, self._written - entries.steps_of(id)
 
     def write(self, entries: Entries) -> None:
         """Adds the present entry."""
