@@ -26,7 +26,7 @@ class Allowance:
         self._in_fit, self._priced = in_fit, None
         self._optimizer: Any = None
         self._meter: Any = None
-        self._others = list[Meter]()  # of all other optimizers whose steps the accountant counts
+        self._others = list[Meter]()  # meters of all other optimizers that the accountant counts
         self._limit = self._unpaid = 0  # steps in all that fit; those beyond the gate, which are not paid for yet
 
     def begin(self, optimizer: Any) -> None:
