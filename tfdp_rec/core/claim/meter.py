@@ -246,7 +246,7 @@ class Meter:
         return list(found.values())
 
     def replace(self, earlier: Meter | None) -> None:
-        """Takes the place of the earlier optimizer's meter: its steps are told here too, and further ones are refused."""
+        """Takes the place of the earlier optimizer's meter, whose steps are told here too; further ones are refused."""
         if earlier is not None and earlier is not self:
             self._earlier += [] if any(earlier is known for known in self._earlier) else [earlier]
             self.followed |= earlier.followed
