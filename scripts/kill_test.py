@@ -95,12 +95,15 @@ class Release(keras.callbacks.Callback):
 def victim(folder: Path, begun: int) -> None:
     """Trains, or goes on training, until it is done or killed."""
     model, sampling = model_of(tfdp_rec.LazyDPSGD, aggregate_noise=False), tfdp_rec.data.PoissonSampling(UNITS, 4)
-    accountant = tfdp_rec.privacy.Accountant(model.optimizer.dp_event(), sampling, delta=1e-3, accountant="rdp")
+    accountant = tfdp_rec.privacy.Accountant(
+        model.optimizer.dp_event(), sampling, delta=1e-3, accountant="rdp", ledger=folder / "ledger.jsonl"
+    )
     checkpoint = TrainingCheckpoint(folder / "training", every=CHECKPOINT_EVERY, accountant=accountant)
     resumed = checkpoint.resume(model)
     position = 0 if resumed is None else resumed.step
-    if accountant.steps != position:
-        raise AssertionError(f"resumed at step {position} with {accountant.steps} counted")
+    accountant.follow(model)
+    if accountant.carried.steps != position:
+        raise AssertionError(f"resumed at step {position} with {accountant.carried.steps} counted")
     model.fit(
         batches_of(sampling, position),
         steps_per_epoch=STEPS // 3,
@@ -108,8 +111,8 @@ def victim(folder: Path, begun: int) -> None:
         verbose=0,
         callbacks=[checkpoint, Release(folder, begun)],
     )
-    if accountant.steps != STEPS or int(model.optimizer.iterations) != STEPS:
-        raise AssertionError(f"{accountant.steps} steps counted and {int(model.optimizer.iterations)} made of {STEPS}")
+    if accountant.carried.steps != STEPS or int(model.optimizer.iterations) != STEPS:
+        raise AssertionError(f"{accountant.carried.steps} steps counted and {int(model.optimizer.iterations)} made of {STEPS}")
 
 
 def forked(work: Callable[[int], None]) -> tuple[int, int]:

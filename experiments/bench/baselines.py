@@ -161,9 +161,9 @@ class ComparedStep(PrivateStep):
     def clipped_sum(self, batch: Batch, clip: tf.Tensor) -> ClippedSum:
         """As `PrivateStep`, by `strategy`."""
         loss = lambda examples: self.losses(Batch(examples))  # noqa: E731
-        clipping = Clipping(self.model, loss, clip, self.model.release.before_read)
+        clipping = Clipping(self.model, loss, clip, self.model.private_weights.before_read)
         sum_of, size = STRATEGIES[self.strategy], self.microbatch_size
-        with self.model.release.in_step(), tf.control_dependencies(batch.tensors):
+        with self.model.private_weights.in_step(), tf.control_dependencies(batch.tensors):
             if size is None:
                 return sum_of(clipping, batch.examples, None)
             return in_parts(clipping, batch.examples, size, sum_of)

@@ -79,7 +79,7 @@ def machine(contestant: Contestant) -> dict[str, float]:
 def breakdown(contestant: Contestant) -> dict[str, float]:
     """Milliseconds by part of the step."""
     model, element = contestant.model, next(contestant.batches)
-    model.release.withhold()  # a step's graph reads the rows where a step keeps them
+    model.private_weights.withhold()  # a step's graph reads the rows where a step keeps them
     stages = {name: 1e3 * _seconds(stage) for name, stage in _beginnings(model, element).items()}
     parts = {"forward": stages["forward"]}
     for before, after in zip(list(stages), list(stages)[1:]):
@@ -97,11 +97,11 @@ def _beginnings(model: Any, element: Any) -> dict[str, Callable[[], Any]]:
     step = model.private_step
 
     def forward() -> Any:
-        with model.release.in_step(), record_calls(model):
+        with model.private_weights.in_step(), record_calls(model):
             return step.losses(Batch.from_data(element, model.shared_inputs))
 
     def collected() -> tuple[Any, Any]:
-        with model.release.in_step(), tf.GradientTape(watch_accessed_variables=False) as tape:
+        with model.private_weights.in_step(), tf.GradientTape(watch_accessed_variables=False) as tape:
             with record_calls(model, tape) as recorder:
                 losses = step.losses(Batch.from_data(element, model.shared_inputs))
         return engine.collect(recorder, tape, losses, Unread()), losses  # type: ignore[arg-type]

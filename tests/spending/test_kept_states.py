@@ -1,4 +1,4 @@
-"""Under a ledger a training goes on, and is released, from its newest state alone: no copy, no older checkpoint."""
+"""A kill at any write leaves a directory to go on from, and every branch of a training is paid for in the ledger."""
 
 import os
 import shutil
@@ -16,7 +16,6 @@ from tfdp_rec.privacy import Accountant
 
 DELTA, UNITS, BATCH = 1e-3, 500, 25
 KINDS = [tfdp_rec.LazyDPSGD, tfdp_rec.DPSGD]
-SUPERSEDED = "Another run has gone on from the checkpoint"
 
 
 def rows(indices):
@@ -69,88 +68,58 @@ class Process:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_of_copies_of_a_checkpoint_one_is_resumed(tmp_path, kind):
-    """Four were, and released four times what their rows owed, for the payment of one."""
+def test_of_copies_of_a_checkpoint_each_is_paid_for(tmp_path, kind):
+    """A checkpoint is settled: what goes on from a copy is another training from a state that was released."""
     Process(tmp_path, kind).fit(9, killed_at=5)
+    assert read(tmp_path / "ledger.jsonl").steps == 6, "two at a time, as far as checkpoints lie apart"
     for copy in ("one", "other"):
         shutil.copytree(tmp_path / "training", tmp_path / copy)
-    first = Process(tmp_path, kind, "one")
-    assert first.resumed.step == 4
-    first.model.get_weights()
-    first.die()
-    before = read(tmp_path / "ledger.jsonl").lines
-    for training in ("training", "other"):
-        with pytest.raises(RuntimeError, match=SUPERSEDED):
-            Process(tmp_path, kind, training)
-    assert read(tmp_path / "ledger.jsonl").lines == before
-    again = Process(tmp_path, kind, "one")
+    for number, training in enumerate(("training", "one", "other"), 1):
+        again = Process(tmp_path, kind, training)
+        assert again.resumed.step == 4
+        again.model.get_weights()
+        again.fit(9)
+        assert int(again.model.optimizer.iterations) == 9 == again.accountant.carried.steps
+        assert again.paid == 6 + 5 * number == again.accountant.steps
+        again.die()
+
+
+def test_steps_that_a_kill_took_stay_spent(tmp_path):
+    """Their weights may have been looked at, by whatever way."""
+    Process(tmp_path, every=4).fit(9, killed_at=7)
+    again = Process(tmp_path, every=4)
+    assert again.resumed.step == 4 and again.paid == 8
     again.fit(9)
-    assert int(again.model.optimizer.iterations) == 9
+    assert again.accountant.carried.steps == 9 and again.accountant.steps == 13 and again.accountant.lost == 4
     again.die()
 
 
-def test_a_copy_is_refused_as_soon_as_another_is_resumed(tmp_path):
-    """Whatever the first was seen to do: it may have been released where no ledger hears of it."""
+@pytest.mark.parametrize("killed_at", ["file", "older files"])
+def test_a_kill_at_any_write_leaves_the_directory_resumable(tmp_path, killed_at, monkeypatch):
     Process(tmp_path).fit(9, killed_at=5)
-    shutil.copytree(tmp_path / "training", tmp_path / "copy")
-    Process(tmp_path).die()
-    with pytest.raises(RuntimeError, match=SUPERSEDED):
-        Process(tmp_path, training="copy")
-
-
-@pytest.mark.parametrize("act", ["train", "release", "save"])
-def test_a_process_that_another_has_gone_on_from_neither_trains_nor_releases(tmp_path, act):
-    first = Process(tmp_path)
-    first.fit(9, killed_at=5)
-    del first.checkpoint.save
-    shutil.copytree(tmp_path / "training", tmp_path / "copy")
-    second = Process(tmp_path, training="copy")
-    second.fit(9)
-    second.die()
-    first.accountant = Accountant(GaussianDpEvent(1.0), first.sampling, DELTA, "rdp", ledger=first.path)
-    first.checkpoint.accountant = first.accountant
-    paid = first.paid
-    acts = {"train": lambda: first.fit(3), "release": first.model.get_weights, "save": first.checkpoint.save}
-    with pytest.raises(RuntimeError, match=SUPERSEDED):
-        acts[act]()
-    assert first.paid == paid
-    first.die()
-
-
-@pytest.mark.parametrize("resuming", [False, True])
-@pytest.mark.parametrize("killed_at", ["first note", "file", "second note", "older files"])
-def test_a_kill_at_any_write_leaves_the_directory_resumable_and_one_copy_at_most(
-    tmp_path, killed_at, resuming, monkeypatch
-):
-    Process(tmp_path).fit(9, killed_at=5)
-    shutil.copytree(tmp_path / "training", tmp_path / "copy")
-    dying = None if resuming else Process(tmp_path)
-    writes = {"first note": (Accountant, "note_checkpoint", 1), "second note": (Accountant, "note_checkpoint", 2)}
-    writes |= {"file": (os, "replace", 1), "older files": (os, "remove", 1)}
-    owner, name, number = writes[killed_at]
-    done, called = getattr(owner, name), []
+    dying = Process(tmp_path)
+    name, called = {"file": "replace", "older files": "remove"}[killed_at], []
+    done = getattr(os, name)
 
     def write(*arguments, **options):
         called.append(name)
-        if len(called) == number:
+        if len(called) == 1:
             raise SystemExit
         return done(*arguments, **options)
 
-    monkeypatch.setattr(owner, name, write)
+    monkeypatch.setattr(os, name, write)
     with pytest.raises(SystemExit):
-        Process(tmp_path) if resuming else dying.checkpoint.save()
+        dying.checkpoint.save()
     monkeypatch.undo()
-    if dying:
-        dying.die()
+    dying.die()
     again = Process(tmp_path)
     assert again.resumed.step == 4
-    again.model.get_weights()
+    again.fit(9)
+    assert again.accountant.carried.steps == 9
     again.die()
-    with pytest.raises(RuntimeError, match=SUPERSEDED):
-        Process(tmp_path, training="copy")
 
 
-def test_of_two_trainings_in_one_ledger_each_goes_on_from_its_own_newest_state(tmp_path):
+def test_two_trainings_in_one_ledger_each_go_on(tmp_path):
     for training in ("one", "other"):
         Process(tmp_path, training=training).fit(3, killed_at=3)
     for training in ("one", "other"):
@@ -160,63 +129,21 @@ def test_of_two_trainings_in_one_ledger_each_goes_on_from_its_own_newest_state(t
         again.die()
 
 
-def test_an_older_checkpoint_is_refused_after_its_training_was_released_without_one(tmp_path):
-    first = Process(tmp_path)
-    first.fit(4)
-    shutil.copytree(tmp_path / "training", tmp_path / "copy")
-    first.fit(8, killed_at=7)
-    shutil.rmtree(tmp_path / "training")
-    first.accountant = Accountant(GaussianDpEvent(1.0), first.sampling, DELTA, "rdp", ledger=first.path)
-    first.checkpoint.accountant = first.accountant
-    first.model.get_weights()
-    first.die()
-    with pytest.raises(RuntimeError, match=SUPERSEDED):
-        Process(tmp_path, training="copy")
-
-
-@pytest.mark.parametrize("ledger", [False, True])
-def test_two_that_were_begun_without_a_ledger_are_not_both_resumed_under_one(tmp_path, ledger):
-    """Without one nothing can be known of copies."""
-    first = Process(tmp_path, ledger=False)
-    first.fit(4)
-    for copy in ("one", "other"):
-        shutil.copytree(tmp_path / "training", tmp_path / copy)
-    one = Process(tmp_path, training="one", ledger=ledger)
-    if ledger:
-        one.die()
-        with pytest.raises(RuntimeError, match=SUPERSEDED):
-            Process(tmp_path, training="other")
-    else:
-        assert Process(tmp_path, training="other", ledger=False).resumed.step == one.resumed.step == 4
-
-
 def test_a_training_that_was_counted_in_a_ledger_is_not_resumed_without_it(tmp_path):
-    """What the ledger holds besides was left out: ε = 0 for a paid count."""
     process = Process(tmp_path)
     process.fit(2)
     process.die()
-    with pytest.raises(ValueError, match="counted in a ledger"):
+    with pytest.raises(ValueError, match="needs a ledger"):
         Process(tmp_path, ledger=False)
 
 
-def test_a_checkpoint_that_the_ledger_does_not_hear_of_is_refused_before_a_step_is_paid_for(tmp_path):
-    process = Process(tmp_path)
-    process.checkpoint = TrainingCheckpoint(tmp_path / "unheard", every=2)
-    with pytest.raises(ValueError, match="accountant=accountant"):
-        process.fit(4)
-    assert not read(process.path).paid
-    process.die()
-
-
-@pytest.mark.parametrize("unheard_first", [False, True])
-def test_one_checkpoint_of_two_that_the_ledger_does_not_hear_of_is_refused(tmp_path, unheard_first):
+def test_a_checkpoint_of_which_no_ledger_hears_is_refused_before_a_step_is_paid_for(tmp_path):
     """A copy of what it holds could be resumed under the ledger beside the other one."""
     process = Process(tmp_path)
-    unheard = TrainingCheckpoint(tmp_path / "unheard", every=2)
-    both = [unheard, process.checkpoint] if unheard_first else [process.checkpoint, unheard]
-    callbacks = [PrivacyBudget(process.accountant, 30.0), *both]
-    with pytest.raises(ValueError, match="accountant=accountant"):
-        process.model.fit(process.sampling.batches(rows), callbacks=callbacks, steps_per_epoch=4, verbose=0)
+    callbacks = [PrivacyBudget(process.accountant, 30.0), process.checkpoint, TrainingCheckpoint(tmp_path / "unheard")]
+    for several in (callbacks, callbacks[::-1]):
+        with pytest.raises(ValueError, match="accountant=accountant"):
+            process.model.fit(process.sampling.batches(rows), callbacks=several, steps_per_epoch=4, verbose=0)
     assert not read(process.path).paid and int(process.model.optimizer.iterations) == 0
     process.die()
 

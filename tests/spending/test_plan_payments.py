@@ -1,12 +1,14 @@
 """A plan in the ledger: paid for whole before its first step, and once: nothing goes on from a copy."""
 
 import contextlib
+import os
 import shutil
 
 import dp_accounting
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from checker import checked
 
 import tfdp_rec
@@ -14,8 +16,11 @@ from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
 from tfdp_rec.core.claim.composition import epsilon_of
 from tfdp_rec.core.claim.events import PlannedDpEvent
 from tfdp_rec.core.claim.ledger import read
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.ground.withheld_rows import held_rows
 from tfdp_rec.data import FixedOrder
 from tfdp_rec.privacy import Accountant, BrokenLedger, Unaccounted, optimised_correlation
+from tfdp_rec.training import training_checkpoint
 
 UNITS, BATCH, STEPS, DELTA, SIGMA = 20, 4, 15, 1e-2, 3.0
 PLAN = optimised_correlation(steps=STEPS, separation=5, participations=3)
@@ -329,7 +334,7 @@ def test_rows_that_owe_noise_get_it_once_of_all_copies_of_a_checkpoint(tmp_path)
     first.fit(STEPS, killed_at=3)
     shutil.copytree(tmp_path / "training", tmp_path / "copy")
     second = Process(tmp_path, lazily=True)
-    assert second.resumed.step == 2 and not second.model.optimizer.releasable
+    assert second.resumed.step == 2 and second.model.optimizer.releasable, "a checkpoint is settled"
     second.model.get_weights()
     second.accountant.close()
     refused(tmp_path, "copy", lazily=True)
@@ -346,7 +351,7 @@ def test_a_checkpoint_that_a_kill_left_without_its_note_is_gone_on_from_for_noth
         note(accountant, optimizer, state, done)
 
     monkeypatch.setattr(Accountant, "note_checkpoint", noted)
-    with pytest.raises((SystemExit, ValueError)):
+    with pytest.raises((SystemExit, ValueError, RuntimeError)):
         first.fit(STEPS)
     monkeypatch.undo()
     second = Process(tmp_path, target=epsilon(1) * (1 + 1e-6))
@@ -379,6 +384,131 @@ class Removes(keras.callbacks.Callback):
 
     def on_train_batch_end(self, batch, logs=None):
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@pytest.mark.parametrize("killed_at", ["first note", "file", "second note", "older files"])
+def test_a_kill_at_any_write_leaves_the_directory_resumable_and_one_copy_at_most(tmp_path, killed_at, monkeypatch):
+    Process(tmp_path).fit(9, killed_at=5)
+    shutil.copytree(tmp_path / "training", tmp_path / "copy")
+    dying = Process(tmp_path)
+    writes = {"first note": (Accountant, "note_checkpoint", 1), "second note": (Accountant, "note_checkpoint", 2)}
+    writes |= {"file": (os, "replace", 1), "older files": (os, "remove", 1)}
+    owner, name, number = writes[killed_at]
+    done, called = getattr(owner, name), []
+
+    def write(*arguments, **options):
+        called.append(name)
+        if len(called) == number:
+            raise SystemExit
+        return done(*arguments, **options)
+
+    monkeypatch.setattr(owner, name, write)
+    with pytest.raises(SystemExit):
+        dying.checkpoint.save()
+    monkeypatch.undo()
+    dying.accountant.payments.ledger.close()
+    again = Process(tmp_path)
+    assert again.resumed.step == 4
+    again.model.get_weights()
+    again.accountant.payments.ledger.close()
+    refused(tmp_path, "copy")
+
+
+def test_of_two_plans_in_one_ledger_each_goes_on_from_its_own_newest_state(tmp_path):
+    for training in ("one", "other"):
+        Process(tmp_path, training=training).fit(3, killed_at=3)
+    for training in ("one", "other"):
+        again = Process(tmp_path, training=training)
+        assert again.resumed.step == 2
+        again.model.get_weights()
+        again.accountant.payments.ledger.close()
+
+
+# Weights leave with a checkpoint of their state, or not at all.
+
+
+def cannot_write(variable):
+    raise OSError("No space left on device")
+
+
+@pytest.mark.parametrize("lazily", [False, True])
+def test_a_plan_whose_state_cannot_be_written_is_erased(tmp_path, lazily, monkeypatch):
+    """Two that went on from the checkpoint before would share noise with what was looked at."""
+    first = Process(tmp_path, lazily=lazily)
+    first.fit(4)
+    monkeypatch.setattr(training_checkpoint, "_chunks", cannot_write)
+    with pytest.raises(OSError, match="No space"):
+        first.fit(3)
+    monkeypatch.undo()
+    assert not any(np.any(held_rows(weight).numpy()) for weight in first.model.trainable_variables)
+    with pytest.raises(RuntimeError, match="cut short.*resume"):
+        first.model.get_weights()
+    with pytest.raises((RuntimeError, tf.errors.OpError), match="cut short"):
+        first.fit(1)
+    first.accountant.payments.ledger.close()
+    again = Process(tmp_path, lazily=lazily)
+    assert again.resumed.step == 4
+    again.fit(2)
+    assert paid(again) == pytest.approx(epsilon(1))
+    again.accountant.close()
+
+
+def reads_within_epochs():
+    return keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: None)
+
+
+def test_callbacks_that_may_read_weights_within_an_epoch_are_refused(tmp_path):
+    class Late(keras.callbacks.Callback):
+        def set_model(self, model):
+            super().set_model(model)
+            self.on_train_batch_end = lambda batch, logs=None: None
+
+    process, kept = Process(tmp_path), reads_within_epochs()
+    for callback in (reads_within_epochs(), Late()):
+        with pytest.raises(NotPrivate, match="keeps_off_weights"):
+            process.model.fit(
+                process.order.batches(rows), steps_per_epoch=2, verbose=0, callbacks=[process.checkpoint, callback]
+            )
+    assert process.model.optimizer.position == 0
+    kept.keeps_off_weights = True
+    process.fit(2)
+    with pytest.raises(NotPrivate, match="keeps_off_weights"):  # of a fit without the callback, too
+        process.model.fit(
+            process.order.batches(rows, position=2), steps_per_epoch=2, verbose=0, callbacks=[reads_within_epochs()]
+        )
+    process.accountant.close()
+
+
+def test_data_that_act_ahead_of_all_callbacks_are_refused(tmp_path):
+    class Reads(keras.utils.PyDataset):
+        def __len__(self):
+            return 2
+
+        def __getitem__(self, number):
+            return rows(range(BATCH))
+
+        def on_epoch_end(self):
+            pass
+
+    process = Process(tmp_path)
+    with pytest.raises(NotPrivate, match="Reads.on_epoch_end"):
+        process.model.fit(Reads(), verbose=0, callbacks=[process.checkpoint])
+    process.accountant.close()
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_steps_of_a_kept_plan_are_made_in_fit_alone(tmp_path, compiled):
+    process = Process(tmp_path)
+    own = tf.function(process.model.train_step) if compiled else process.model.train_step
+    process.fit(2)
+    with pytest.raises((NotPrivate, tf.errors.InvalidArgumentError), match="ensured in fit alone"):
+        own(next(iter(process.order.batches(rows, position=2))))
+    assert process.model.optimizer.position == 2
+    process.accountant.payments.ledger.close()
+    again = Process(tmp_path)
+    with pytest.raises((NotPrivate, tf.errors.InvalidArgumentError), match="ensured in fit alone"):
+        again.model.train_step(next(iter(again.order.batches(rows, position=2))))
+    again.accountant.close()
 
 
 def test_a_new_plan_pays_anew(tmp_path):

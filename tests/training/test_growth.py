@@ -291,7 +291,7 @@ def test_a_loss_and_metrics_of_ones_own_go_along():
 def test_a_table_that_another_model_trains_lazily_is_settled_first():
     first = trained()
     beside = tfdp_rec.PrivateModel(first.inputs, first.outputs)  # on the same layers, never compiled
-    with first.release.training():  # rows owe noise
+    with first.private_weights.training():  # rows owe noise
         first.train_on_batch(*batches(1, rows=2)[0])
     larger = beside.grow_into(model_of(MORE))
     assert np.array_equal(table(larger)[:ROWS], table(first)) and accounted(larger).carried.steps == 4

@@ -13,7 +13,7 @@ from tfdp_rec.callbacks import TrainingCheckpoint
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.optimizers import Adagrad, Preselection
-from tfdp_rec.privacy import BufferedToeplitz, Correlation
+from tfdp_rec.privacy import Accountant, BufferedToeplitz, Correlation, PoissonSampling
 from tfdp_rec.training.validation import _of_the_tables
 
 ROWS, WIDTH, SIZE = 53, 5, 4
@@ -79,9 +79,14 @@ def test_a_saved_model_goes_on_as_if_it_had_not_been_saved(tmp_path):
 
 def resumed(directory, **options):
     model = model_of(tfdp_rec.LazyDPSGD(0.4, **BASICS, noise=KeyedNoise(2), aggregate_noise=False), **options)
-    checkpoint = TrainingCheckpoint(directory, every=1)
+    event, sampling = model.optimizer.dp_event(), PoissonSampling(len(IDS), BASICS["expected_batch_size"])
+    accountant = Accountant(event, sampling, delta=1e-3, accountant="rdp", ledger=directory / "ledger.jsonl")
+    checkpoint = TrainingCheckpoint(directory / "training", every=1, accountant=accountant)
     model.prepare((IDS[:1], LABELS[:1]))
-    checkpoint.resume(model)
+    try:
+        checkpoint.resume(model)
+    finally:
+        accountant.close()
     return model, checkpoint
 
 

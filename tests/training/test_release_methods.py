@@ -1,5 +1,8 @@
 """No way for weights to leave training leaves a row unsettled: the doors of a model, one by one."""
 
+import copy
+import pickle
+
 import keras
 import numpy as np
 import pytest
@@ -7,11 +10,12 @@ import tensorflow as tf
 from settling import EVERY_ID, IDS, LABELS, ROWS, assert_settled, in_training, loaded_table, model_of, raw
 
 import tfdp_rec
+from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import held_rows
-from tfdp_rec.training.release import Debts
+from tfdp_rec.core.mechanism.weights import PrivateWeights
 from tfdp_rec.training.release_methods import ReleaseMethods
 
-# Every path, each given (model, folder), returns a table that left training, or None if only numbers did.
+# Every door, each given (model, folder), returns a table that left training, or None if only numbers did.
 
 
 def _save(model, folder):
@@ -69,7 +73,7 @@ def _part_saved(model, folder):
     return other.layers[1].embeddings
 
 
-PATHS = {
+DOORS = {
     "evaluate": lambda m, f: m.evaluate(IDS, LABELS, verbose=0) and None,
     "predict": lambda m, f: m.predict(EVERY_ID, verbose=0)[:0].sum() or None,
     "predict_on_batch": lambda m, f: m.predict_on_batch(EVERY_ID)[:0].sum() or None,
@@ -84,13 +88,37 @@ PATHS = {
     "saved_model.save": _saved_model,
     "optimizer.save_own_variables": _own_variables,
     "state tree": lambda m, f: m.get_state_tree() and None,
-    "layer.get_weights": lambda m, f: m.layers[1].get_weights()[0],
+    "a private part saved": _part_saved,
+}
+
+READS = {
+    "layer.get_weights": lambda m, f: m.layers[1].get_weights(),
+    "layer.set_weights": lambda m, f: m.layers[1].set_weights([np.zeros([ROWS, 3])]),
     "layer.save_own_variables": _layer_file,
-    "a part saved": _part_saved,
+    "a layer's state tree": lambda m, f: keras.Sequential([m.layers[1]]).get_state_tree(),
     "a layer called": lambda m, f: m.layers[1](np.arange(ROWS)),
+    "a part called": lambda m, f: keras.Model(m.input, m.layers[1].output)(EVERY_ID),
+    "a part's get_weights": lambda m, f: keras.Model(m.input, m.layers[1].output).get_weights(),
+    "a part saved": lambda m, f: keras.Model(m.input, m.layers[1].output).save_weights(f / "part.weights.h5"),
+    "a checkpoint of the layer": lambda m, f: tf.train.Checkpoint(layer=m.layers[1]).save(str(f / "ckpt")),
+    "a pickled layer": lambda m, f: pickle.dumps(m.layers[1]),
+    "a copied layer": lambda m, f: copy.deepcopy(m.layers[1]),
     "variable.numpy": lambda m, f: m.layers[1].embeddings.numpy(),
+    "variable.value": lambda m, f: m.layers[1].embeddings.value,
+    "variable.assign": lambda m, f: m.layers[1].embeddings.assign(np.zeros([ROWS, 3])),
     "np.array(variable)": lambda m, f: np.array(m.layers[1].embeddings),
     "variable to tensor": lambda m, f: tf.convert_to_tensor(m.layers[1].embeddings),
+    "keras.ops": lambda m, f: keras.ops.sum(m.layers[1].embeddings),
+    "a norm": lambda m, f: tf.norm(m.layers[1].embeddings),
+    "a lookup": lambda m, f: tf.gather(m.layers[1].embeddings, [0]),
+    "an embedding lookup": lambda m, f: tf.nn.embedding_lookup(m.layers[1].embeddings, [0]),
+    "a row": lambda m, f: m.layers[1].embeddings[0],
+    "a sum": lambda m, f: m.layers[1].embeddings + 1.0,
+    "a product": lambda m, f: np.ones([1, ROWS]) @ m.layers[1].embeddings,
+    "its text": lambda m, f: repr(m.layers[1].embeddings),
+    "a regularizer": lambda m, f: keras.regularizers.L2(0.1)(m.layers[1].embeddings),
+    "a tape": lambda m, f: tf.GradientTape().__enter__().watch(m.layers[1].embeddings.value),
+    "the variables of the model": lambda m, f: [variable.numpy() for variable in m.trainable_variables],
 }
 
 
@@ -105,17 +133,32 @@ def step(model):
     model.train_on_batch(IDS[4 * number :][:4], LABELS[4 * number :][:4])
 
 
-@pytest.mark.parametrize("path", PATHS)
-def test_path_settles(path, tmp_path, pair):
+@pytest.mark.parametrize("door", DOORS)
+def test_a_door_releases(door, tmp_path, pair):
     for model in pair:
         step(model)
     lazy, eager = pair
     assert not lazy.optimizer.releasable
-    let_out, expected = PATHS[path](lazy, tmp_path), raw(eager)
+    let_out, expected = DOORS[door](lazy, tmp_path), raw(eager)
     assert lazy.optimizer.releasable
     assert_settled(raw(lazy), expected)
     if isinstance(let_out, (np.ndarray, tf.Tensor, keras.Variable)) or hasattr(let_out, "__array__"):
         assert_settled(let_out, expected)
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_read_outside_a_release_is_refused_and_changes_nothing(read, tmp_path, pair):
+    for model in pair:
+        step(model)
+    lazy, eager = pair
+    before = raw(lazy)
+    # A file or copy of a part is refused before it is read, for its lost history.
+    with pytest.raises((NotPrivate, ValueError), match="owes noise.*settle()|privacy history"):
+        READS[read](lazy, tmp_path)
+    assert not lazy.optimizer.releasable
+    np.testing.assert_array_equal(raw(lazy), before)
+    lazy.settle()
+    assert_settled(lazy.layers[1].embeddings, raw(eager))
 
 
 def test_compiling_anew_settles(eager_tables):
@@ -146,9 +189,9 @@ def _through(door, model, folder):
     getattr(model, door)(*takes.get(door, ()))
 
 
-def test_every_door_settles_where_no_guard_stands(tmp_path, monkeypatch):
-    """Most are protected twice: a read of a table would settle as well. Here the doors are alone."""
-    monkeypatch.setattr(Debts, "before_a_read", lambda debts: None)
+def test_every_door_releases_where_no_guard_stands(tmp_path, monkeypatch):
+    """Most are protected twice: a read of a table would be refused. Here the doors are alone."""
+    monkeypatch.setattr(PrivateWeights, "check_read", lambda weights, variable: None)
     model, doors = in_training(), [name for name, door in vars(ReleaseMethods).items() if hasattr(door, "__wrapped__")]
     doors.sort(key="load_weights".__eq__)  # from a file that another door wrote
     assert len(doors) == 15, doors

@@ -54,6 +54,7 @@ from tfdp_rec.correlated.bounded_stream import BoundedStream
 class CorrelatedOptimizer(PrivateOptimizer):
     """Base of the mechanisms with correlated noise. Not for use by itself."""
 
+    correlates_noise = True
     why_no_table_rule = "correlated noise takes back what it added, which steps of changing sizes would not let it"
 
     @overload
@@ -115,9 +116,9 @@ class CorrelatedOptimizer(PrivateOptimizer):
         return self.course.is_unfinished
 
     @property
-    def pending_variables(self) -> dict[str, tf.Variable]:
+    def kept_variables(self) -> dict[str, tf.Variable]:
         """The variables of the mechanism, the buffers, and the state of the plan."""
-        return {**super().pending_variables, **self.buffers.variables, **self.course.variables}
+        return {**super().kept_variables, **self.buffers.variables, **self.course.variables}
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what was released; the buffers were not, so that a plan begins anew."""
@@ -128,14 +129,15 @@ class CorrelatedOptimizer(PrivateOptimizer):
             self.course.restart()
 
     @contextlib.contextmanager
-    def restore_pending(self) -> Iterator[None]:
+    def restoring(self) -> Iterator[None]:
         """As `PrivateOptimizer`'s; the plan of the checkpoint goes on."""
         plan = self.course.plan
-        self.course.mark_unfinished(1)  # until the checkpoint's mark is read: mixed buffers belong to no plan
-        with super().restore_pending():
+        self.course.mark_unfinished(1)  # till all of it is there: mixed buffers belong to no plan
+        with super().restoring():
             yield
         if plan != self.course.plan:  # another process seats the same events anew
             self.course.seat_anew()
+        self.course.mark_unfinished(0)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "correlation": self.correlation.get_config()}
@@ -211,9 +213,10 @@ class Course:
 
     def restart(self) -> None:
         """Begins a new plan, at its first step."""
-        new = 0, secrets.randbits(62), _NO_ORDER_YET, 0
+        new = 0, secrets.randbits(62), _NO_ORDER_YET
         for variable, value in zip(self.variables.values(), new, strict=True):
             variable.assign(value)
+        self.mark_unfinished(0)
         self._seats.assign(_NO_SEATS_YET)
 
     def seat_anew(self) -> None:
@@ -228,7 +231,7 @@ class Course:
     @property
     def variables(self) -> dict[str, tf.Variable]:
         """Variables that a training checkpoint holds."""
-        return {"made": self.made, "plan": self._plan, "order": self._order, "unfinished": self._unfinished}
+        return {"made": self.made, "plan": self._plan, "order": self._order}
 
     def checks(self, source: Source) -> list[Check]:
         """Conditions for a step on a batch of this source."""

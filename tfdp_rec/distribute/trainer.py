@@ -176,7 +176,7 @@ class ParameterServerTrainer:
         self._begun_with = model.saved_history() or Entries()
         self._attempts.refuse_unpaid(self._begun_with)
         self._optimizer.privacy_history.merge(self._begun_with)
-        with model.release.leaving():
+        with model.private_weights.exporting():
             self._served.send(model)
 
     def _check_spec(self) -> Any:
@@ -311,7 +311,7 @@ class ParameterServerTrainer:
         model = self.cluster_model
         model.stop_training, model.feeding = False, self._source
         callbacks = with_budget_of_plan(self._optimizer.plan, several(callbacks))
-        refuse_forgetting(callbacks, resumable=False)
+        refuse_forgetting(self._optimizer, callbacks)
         self._refuse_listeners(callbacks)
         rounds = [min(steps_per_report, steps - before) for before in range(0, steps, steps_per_report)]
         listeners = keras.callbacks.CallbackList(

@@ -208,7 +208,7 @@ class SASRec(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrainin
 
     def answers(self) -> SASRecAnswers:
         """A `tf.Module` with a copy of the settled weights, for `tfdp_rec.serving.export`."""
-        with self.release.leaving():
+        with self.private_weights.exporting():
             return SASRecAnswers(self)
 
     # Training.

@@ -142,7 +142,7 @@ class TwoTower(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrain
         Args:
             dataset: Batches as for training.
         """
-        with self.release.leaving():
+        with self.private_weights.exporting():
             found = [ranks(self(batch["context"]).numpy(), np.asarray(batch["label"])) for batch in dataset]
         recalls = {k: float(np.mean(np.concatenate(found) < k)) for k in self.ks}
         named = {f"recall@{k}": value for k, value in recalls.items()}
@@ -152,7 +152,7 @@ class TwoTower(SavedByArguments, OwnCatalogue, own_ids.ServedByIds, PrivateTrain
 
     def answers(self) -> TwoTowerAnswers:
         """A `tf.Module` with a copy of the settled weights, for `tfdp_rec.serving.export`."""
-        with self.release.leaving():
+        with self.private_weights.exporting():
             return TwoTowerAnswers(self)
 
 

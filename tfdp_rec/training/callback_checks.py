@@ -50,17 +50,18 @@ def refuse_data_dependent(callbacks: Sequence[Any]) -> None:
     warnings.warn(sentence, stacklevel=3)
 
 
-def refuse_forgetting(callbacks: Sequence[Any], resumable: bool, data: Any = None) -> None:
-    """Refuses callbacks by which a resumed training would forget released steps; it may be `resumable` without any."""
+def refuse_forgetting(optimizer: PrivateOptimizer, callbacks: Sequence[Any], data: Any = None) -> None:
+    """Refuses callbacks by which a resumed training would forget released steps."""
     if any(isinstance(each, keras.callbacks.BackupAndRestore) for each in callbacks):
         raise NotPrivate(
             "BackupAndRestore forgets the steps that were made after its last backup, though other callbacks may have "
             "released their weights, so that a restored training would be told too small an epsilon: use "
             "tfdp_rec.callbacks.TrainingCheckpoint."
         )
-    # TrainingCheckpoint writes a state before it leaves by the model's own methods, and between epochs. A callback that
-    # acts within an epoch can read weights in other ways, such as `layer.kernel`, of which nothing tells.
-    if not resumable and not any(hasattr(each, "before_release") for each in callbacks):
+    # A plan of noise is paid for once. TrainingCheckpoint writes its state before it leaves by the model's own methods,
+    # and between epochs. A callback that acts within an epoch can read weights in other ways, of which nothing tells.
+    kept = optimizer.keeper is not None or any(hasattr(each, "before_release") for each in callbacks)
+    if not optimizer.correlates_noise or not kept:
         return
     names = [type(each).__name__ for each in callbacks if _is_users(each) and _acts_within_epochs(each)]
     # Keras has the data act at the end of an epoch ahead of all callbacks.
@@ -108,7 +109,7 @@ class FitWarnings(keras.callbacks.Callback):
 
     def on_train_begin(self, logs: Any = None) -> None:
         # Again: hooks may have been set in set_model.
-        refuse_forgetting(self._others, resumable=bool(self.model.release.all_listeners))
+        refuse_forgetting(self.model.optimizer, self._others)
         optimizer, history = self.model.optimizer, self.model.privacy_history
         if not history.followed and not isinstance(optimizer.dp_event(), NonPrivateDpEvent):
             history.followed = True  # once per model

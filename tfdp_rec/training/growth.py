@@ -27,7 +27,7 @@ import tensorflow as tf
 from tfdp_rec.core.claim.events import PlannedDpEvent
 from tfdp_rec.core.ground.keras_internals import compile_arguments, resource
 from tfdp_rec.core.mechanism.tables import CHUNK_VALUES, scatter
-from tfdp_rec.training.release import debts_of
+from tfdp_rec.core.mechanism.weights import owners_of
 
 Kept = Mapping[str, Sequence[int]]
 """The rows that stay, in their new order, by path of a table."""
@@ -43,10 +43,9 @@ def take_over(before: Any, after: Any, kept: Kept, replaced: frozenset[str] = fr
     """Gives `after` what `before` has; arguments as for `PrivateTraining.grow_into`."""
     pairs = list(_pairs(before, after, kept, replaced))
     _refuse_unfit(before, pairs, carries=before.is_private and after.optimizer is None)
-    for debts in (debts_of(variable) for pair in pairs for variable in pair[:2]):
-        if debts:  # of other models on these tables, too
-            debts.settle()
-    with before.release.leaving():
+    for owner in (owner for model in (before, after) for owner in owners_of(model)):
+        owner.release()
+    with before.private_weights.exporting():
         if before.is_private and after.optimizer is None:  # first: a plan may refuse it
             try:
                 _take_over_optimizer(before, after, {pair.before.path: pair.rows for pair in pairs})

@@ -146,7 +146,7 @@ def trace_reader(model: Any, spec: Any) -> TableReader:
 
     def trace(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         batch = tf.nest.pack_sequence_as(spec, tensors)
-        with model.release.in_step(), record_calls(model) as recorder:
+        with model.private_weights.in_step(), record_calls(model) as recorder:
             model.private_step.losses(Batch(batch))
         predictions.append(model.private_step.take_predictions())
         for path, reads in recorder.tables().items():
@@ -171,7 +171,7 @@ def build_layers(model: Any, spec: Any) -> None:
     def loss(*tensors: tf.Tensor) -> tf.Tensor:
         return model.per_example_loss(tf.nest.pack_sequence_as(spec, tensors), training=False)
 
-    with model.release.in_step():  # traced, not run
+    with model.private_weights.in_step():  # traced, not run
         tf.function(loss, autograph=False).get_concrete_function(*_signature(model, spec))
 
 

@@ -5,8 +5,8 @@ model it was, and makes no claim. A private step is
 
     guard -> forward and backward pass under recording -> clipped sum -> optimizer
 
-(`private_step.py`), and every way for weights to leave training settles pending noise first (`release_methods.py`,
-`release.py`).
+(`private_step.py`), and weights leave training by `release()` of their owner alone (`core/mechanism/weights.py`), which
+the model's own methods call first (`release_methods.py`).
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from tfdp_rec.core.ground.keras_internals import compiled_metrics, functional_cl
 from tfdp_rec.core.ground.refused import NotPrivate, refuse_below
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.checks import refuse_replicas
+from tfdp_rec.core.mechanism.weights import may_be_table, owners_of
 from tfdp_rec.core.sensitivity.arithmetic import ask_for_float32_products
 from tfdp_rec.core.sensitivity.batches import open_specs
 from tfdp_rec.core.sensitivity.data_flow import ours
@@ -55,8 +56,7 @@ from tfdp_rec.training.own_loss import (
 )
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
 from tfdp_rec.training.private_step import PrivateStep, diagnostics, shown_loss
-from tfdp_rec.training.release import may_be_table, metrics_emptied, settling_ahead
-from tfdp_rec.training.release_methods import ReleaseMethods
+from tfdp_rec.training.release_methods import ReleaseMethods, metrics_emptied, release_outside_steps, settling_ahead
 
 _BEFORE_SHUFFLE = 2  # positional arguments of Keras' `fit` between callbacks and shuffle
 
@@ -110,7 +110,7 @@ class PrivateTraining(ReleaseMethods):
     def optimizer(self, optimizer: Any) -> None:
         if optimizer is self.optimizer:
             return
-        self.release.settle_outside_steps()
+        release_outside_steps(self)
         if isinstance(optimizer, PrivateOptimizer):
             optimizer.privacy_history.replace(self.privacy_history)
             self.privacy_history = optimizer.privacy_history
@@ -174,7 +174,7 @@ class PrivateTraining(ReleaseMethods):
         for step in ("test_step", "predict_step"):  # the most derived method, a user's included, is read
             vars(self)[step] = functools.partial(read_step, self, step, getattr(type(self), step))
         if isinstance(optimizer, PrivateOptimizer) and optimizer.pays_late:
-            self.release.guard_possible_tables()
+            self.private_weights.own_possible_tables(self)
 
     def add_uses(self, uses: Iterable[tuple[DpEvent, str]]) -> None:
         """Adds to the privacy history what the model was made of before its training, such as a private count.
@@ -298,7 +298,7 @@ class PrivateTraining(ReleaseMethods):
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; a call within a loss also gives the predictions for compiled metrics."""
         refuse_no_call(self)
-        if self.is_private and not self.release.at_work:
+        if self.is_private and not self.private_weights.is_in_step:
             output = predictions_read(self, super().__call__, args, kwargs)
         else:
             output = super().__call__(*args, **kwargs)
@@ -339,7 +339,6 @@ class PrivateTraining(ReleaseMethods):
         return read_step(self, "train_step", PrivateTraining._private_train_step, data)
 
     def _private_train_step(self, data: Any) -> dict[str, Any]:
-        self.release.refuse_steps_by_hand(in_fit=True)
         with tf.init_scope():
             expected_batch_size = self.optimizer.expected_batch_size
         with ours():
@@ -352,7 +351,7 @@ class PrivateTraining(ReleaseMethods):
                 batch, tf.cast(tf.constant(self.optimizer.l2_norm_clip, tf.float64), tf.float32)
             )
             regularization = self.private_step.regularization()
-            with self.release.in_step():  # which reads weights eagerly, if the model is run so
+            with self.private_weights.in_step():  # which reads weights eagerly, if the model is run so
                 self.optimizer.apply(
                     clipped, source=batch.source, upcoming=batch.upcoming, regularization=regularization
                 )
@@ -444,7 +443,7 @@ class PrivateTraining(ReleaseMethods):
         self.optimizer.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
         if self.optimizer.privacy_history.snapshot().uses:  # what the weights are made of goes with them
             self.loaded_history()
-        self.release.guard(self.optimizer)
+        self.private_weights.add(self.optimizer, self)
 
     def table_reader(self, spec: Any) -> TableReader:
         """A function from a batch of an element spec to the ids that it reads, by table; traces the loss once."""
@@ -482,12 +481,13 @@ class PrivateTraining(ReleaseMethods):
             warn_not_private(self)
             with refusals_in_words():
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
-        with self.release.fitting(), refusals_in_words(), metrics_emptied(self):
+        with self.private_weights.training(), refusals_in_words(), metrics_emptied(self):
             self._refuse_changes()
             callbacks = settling_ahead(with_budget_of_plan(self.optimizer.plan, several(callbacks)))
             refuse_data_dependent(callbacks)
-            refuse_forgetting(callbacks, resumable=bool(self.release.all_listeners), data=x)
+            refuse_forgetting(self.optimizer, callbacks, data=x)
             callbacks = [*callbacks, FitWarnings(callbacks)]
+            self.optimizer.allow_steps(True)
             try:
                 self.feeding = self._source_of(x, kwargs.get("class_weight"))
                 self.optimizer.privacy_history.prepare()
@@ -498,6 +498,7 @@ class PrivateTraining(ReleaseMethods):
                     self.settle()
                 finally:
                     self.feeding = None
+                    self.optimizer.allow_steps(False)
                     if self.optimizer.plan is not None:  # which keeps the budget where no fit does
                         self.optimizer.privacy_history.lift()
 
@@ -522,8 +523,7 @@ class PrivateTraining(ReleaseMethods):
             count_ordinary_steps_of(self)
             warn_not_private(self)
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
-        with self.release.training(), refusals_in_words(), metrics_emptied(self):
-            self.release.refuse_steps_by_hand()
+        with self.private_weights.training(), refusals_in_words(), metrics_emptied(self):
             self._refuse_changes()
             self._prepare_from(x, y)
             if self.optimizer.plan is not None:
@@ -532,7 +532,8 @@ class PrivateTraining(ReleaseMethods):
 
     def settle(self) -> None:
         """Applies all pending noise, so that weights may leave training; quick if none is pending."""
-        self.release.settle()
+        for owner in owners_of(self):
+            owner.release()
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")

@@ -75,8 +75,8 @@ class PrivacyBudget(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         steps, self._allowance.target = int(self.model.steps_per_execution), self.target_epsilon
         if not self._allowance.is_open(self.model.optimizer, steps):
-            block = min((each.steps_ahead for each in self._checkpoints()), default=math.inf)
-            self._allowance.pay(self.model.optimizer, steps, block)
+            keeper = self.model.optimizer.keeper
+            self._allowance.pay(self.model.optimizer, steps, math.inf if keeper is None else keeper.steps_ahead)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._last_epoch = epoch + 1 >= (self.params.get("epochs") or 1)
@@ -132,14 +132,3 @@ class PrivacyBudget(keras.callbacks.Callback):
         if lost:
             said += f"; the model has {steps - lost:,} of these, {lost:,} were lost in a crash or are another model's"
         return said
-
-    def _checkpoints(self) -> list[Any]:
-        # What writes the states that this training can be resumed from.
-        listeners = self.model.release.listeners if hasattr(self.model, "release") else ()
-        found = [each for each in listeners if hasattr(each, "steps_ahead")]
-        if self.accountant.payments and any(each.accountant is not self.accountant for each in found):
-            raise ValueError(
-                "A training that a ledger pays for is resumed from its newest checkpoint alone, by ids in the ledger: "
-                "give the checkpoints the budget's accountant, TrainingCheckpoint(..., accountant=accountant)."
-            )
-        return found

@@ -160,7 +160,7 @@ class _Release:
             if self._made is None:
                 if not int(model.optimizer.iterations):
                     raise ValueError("The model has made no step: fit() first, its predictions are what is corrected.")
-                model.release.settle_outside_steps()
+                model.settle()
                 by_row, rows = self.traced(model), self._rows()
                 predicted = np.concatenate([by_row(batch).numpy() for batch in rows]).astype(np.float64).reshape(-1)
                 logits = predicted if self._from_logits else special.logit(np.clip(predicted, 0.0, 1.0))

@@ -56,7 +56,7 @@ class PrivateStep:
     def clipped_sum(self, batch: Batch, clip: tf.Tensor) -> ClippedSum:
         """The clipped sum of a batch, always computed in a graph; rows that owe noise get it before they are read."""
         self._refuse_another_length(batch)
-        with self.model.release.in_step(), tf.control_dependencies(batch.tensors):
+        with self.model.private_weights.in_step(), tf.control_dependencies(batch.tensors):
             clipped, self._predictions = self._graph(batch.examples, clip, batch.present)
         return clipped
 
@@ -79,7 +79,7 @@ class PrivateStep:
             return self.losses(Batch(examples))
 
         size = self.microbatch_size
-        before_read, rule = self.model.release.before_read, self.model.optimizer.clip_rule
+        before_read, rule = self.model.private_weights.before_read, self.model.optimizer.clip_rule
         clipping = Clipping(self.model, loss, clip, before_read, rule, present)
         if size is not None:
             return in_parts(clipping, examples, size), None

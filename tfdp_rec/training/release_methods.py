@@ -1,6 +1,7 @@
 """The methods of a Keras model by which weights, or numbers computed from them, leave training.
 
-Each settles pending noise first. Weights leave with the privacy history and without the totals of metrics, which are
+Each releases the weights first (`core/mechanism/weights.py`), and so does a callback at the end of an epoch, ahead of
+any that may look at weights. Weights leave with the privacy history and without the totals of metrics, which are
 computed from training data without noise, and begin anew. Files and folders are written completely or not at all.
 """
 
@@ -20,8 +21,26 @@ import tensorflow as tf
 from tfdp_rec.core.claim.entries import SAVED_AS, Entries, warn_of_ordinary_steps
 from tfdp_rec.core.claim.meter import Meter, meters_of
 from tfdp_rec.core.ground.files import is_address, replacing
-from tfdp_rec.core.ground.keras_internals import before_saving, layers_within
-from tfdp_rec.training.release import ReleaseGuard, empty_metrics, metrics_emptied
+from tfdp_rec.core.ground.keras_internals import before_saving, layers_within, metrics_variables
+from tfdp_rec.core.mechanism.weights import PrivateWeights, owners_of
+
+_LOGS_ONLY = (
+    keras.callbacks.ModelCheckpoint,  # it saves through the model's own methods
+    keras.callbacks.CSVLogger,
+    keras.callbacks.EarlyStopping,
+    keras.callbacks.History,
+    keras.callbacks.LearningRateScheduler,
+    keras.callbacks.ProgbarLogger,
+    keras.callbacks.ReduceLROnPlateau,
+    keras.callbacks.TerminateOnNaN,
+)
+
+
+def release_outside_steps(model: Any) -> None:
+    """Releases a model's weights, except within a step and while a graph is traced."""
+    if tf.executing_eagerly():
+        for owner in owners_of(model):
+            owner.release_outside_steps()
 
 
 def settled(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -29,7 +48,7 @@ def settled(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(method)
     def settled_first(self: Any, *args: Any, **kwargs: Any) -> Any:
-        self.release.settle_outside_steps()
+        release_outside_steps(self)
         return method(self, *args, **kwargs)
 
     return settled_first
@@ -51,9 +70,9 @@ class ReleaseMethods:
     privacy_history: Meter | None = None  # entries of the model's steps, under all its optimizers
 
     @functools.cached_property
-    def release(self) -> ReleaseGuard:
-        """The model's `ReleaseGuard`."""
-        return ReleaseGuard(self)
+    def private_weights(self) -> PrivateWeights:
+        """The owner of the model's tables; of several models, if they share one."""
+        return PrivateWeights(self)
 
     __call__ = _settled("__call__")
     evaluate = _settled("evaluate", counts=True)
@@ -169,7 +188,7 @@ class ReleaseMethods:
         warn_of_ordinary_steps(self.privacy_history)  # type: ignore[attr-defined]
         said = io.StringIO()  # Keras names the temporary path
         empty_metrics(self)
-        with self.release.leaving(), _replaced(filepath) as path:
+        with self.private_weights.exporting(), _replaced(filepath) as path:
             with contextlib.redirect_stdout(said):
                 found = super().export(path, *args, **kwargs)  # type: ignore[misc]
         print(said.getvalue().replace(os.fspath(path), os.fspath(filepath)), end="", flush=True)
@@ -232,3 +251,35 @@ before_saving(_refuse_lost_history)
 def _is_metric(child: Any) -> bool:
     several = child if isinstance(child, (list, tuple)) else [child]
     return bool(len(several)) and all(isinstance(one, keras.metrics.Metric) for one in several)
+
+
+class _SettleAtEpochEnd(keras.callbacks.Callback):
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.model.settle()
+        empty_metrics(self.model)
+
+
+def empty_metrics(model: Any) -> None:
+    """Sets a model's metrics, and those of its layers, to their first values."""
+    # A layer may read its metric, and any part of the model be exported. A metric's own reset may keep something.
+    for variable in metrics_variables(model):
+        variable.assign(keras.ops.zeros(variable.shape, variable.dtype))
+    model.reset_metrics()
+
+
+@contextlib.contextmanager
+def metrics_emptied(model: Any) -> Iterator[None]:
+    """A block after which the metrics of a private model hold nothing of what was computed in it."""
+    try:
+        yield
+    finally:
+        if model.is_private:
+            empty_metrics(model)
+
+
+def settling_ahead(callbacks: list[Any]) -> list[Any]:
+    """The callbacks of a fit, with a settling one ahead of them if any of them may look at weights."""
+    if all(type(c) in _LOGS_ONLY or getattr(c, "keeps_off_weights", False) for c in callbacks):
+        return callbacks
+    return [_SettleAtEpochEnd(), *callbacks]

@@ -1,20 +1,17 @@
-"""Training checkpoints: states from which training continues, not models to release.
+"""Training checkpoints: states from which training continues.
 
-Rows in a training checkpoint may still owe noise, and its marks say how much. It is one file,
-`NNNNNN-step-S.training-checkpoint`, that no Keras function loads, readable by its owner alone. Keep it as private as
-the data.
+A checkpoint is a settled state: all noise that rows owe is drawn before it is written, so that it holds what a release
+would hold at that step, beside what only training needs. It is one file, `NNNNNN-step-S.training-checkpoint`, that no
+Keras function loads, readable by its owner alone. Keep it as private as the data: under correlated noise it holds the
+buffers, with which noise that was released can be subtracted. It holds no noise key.
 
-- It does not settle: pending noise stays pending, and is drawn after resuming. It holds no noise key. (Tables that
-  several models train are settled first: what the others owe is in no file of this model.)
 - It is complete or not there: written under another name, synced, renamed; the one before it stays until then.
-- A release is never forgotten. Whenever weights are about to leave training (by an evaluation, `ModelCheckpoint`,
-  `model.save`, at the end of an epoch or of any fit), the settled state is checkpointed first, as long as the last
-  checkpoint is there. Otherwise a run killed after a release would resume from before it, draw other noise for the same
-  gradients, and count its steps once where two releases had spent them; and a checkpoint that was resumed and released
-  k times would give its pending noise k times, to be averaged away. For the same reason a copy of the directory, or an
-  older checkpoint, is refused under a ledger (`core/claim/payments.py`). Callbacks that may read weights within an
-  epoch by ways that cannot be seen are refused, as are steps outside of `fit`. The states are in docs/privacy-lazy.md.
-- ε counts each step once, by the model's privacy history; a step that was cut short may have run, and is counted.
+- A step is paid for in the ledger before it is made. A run that was killed goes on from its last checkpoint, and the
+  steps since then stay spent, whoever has looked at them. So a checkpoint needs a ledger, unless no ε is claimed.
+- A state that leaves training, as at the end of `fit`, of whatever kind, is in a checkpoint first.
+- Correlated noise is paid for once, for one course of its plan. So a copy or an older checkpoint is refused by its id
+  in the ledger (`core/claim/payments.py`), steps are made in `fit` alone, and callbacks that may read weights within an
+  epoch are refused. Where no checkpoint can be written the model is erased: nothing leaves of which none knows.
 
 Layout: a zip archive of `training_checkpoint.json` and the raw little-endian values of each variable, in chunks.
 """
@@ -29,7 +26,7 @@ import os
 import re
 import secrets
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -38,7 +35,7 @@ import tensorflow as tf
 
 from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.entries import Entries
-from tfdp_rec.core.claim.events import PlannedDpEvent
+from tfdp_rec.core.claim.events import NonPrivateDpEvent
 from tfdp_rec.core.claim.ledger import Ledger, Mark
 from tfdp_rec.core.ground.files import hold, row_chunks, writing
 from tfdp_rec.core.ground.keras_internals import begin_at_epoch
@@ -46,10 +43,9 @@ from tfdp_rec.core.ground.withheld_rows import held_rows
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.checks import regularizer_decay
 from tfdp_rec.core.mechanism.tables import scatter
-from tfdp_rec.training.release import debts_of
 
 SUFFIX = ".training-checkpoint"
-_HEADER, _VERSION = "training_checkpoint.json", 3
+_HEADER, _VERSION = "training_checkpoint.json", 4
 _NAME = re.compile(rf"(\d+)-step-(\d+){re.escape(SUFFIX)}$")
 _MAY_DIFFER = ("name", "learning_rate", "noise", "secure", "dense_optimizer")  # none of these touches the guarantee
 _CHUNK_VALUES = 1 << 22
@@ -77,54 +73,51 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     Args:
         directory: Directory of the checkpoints; made if missing. One training, one directory.
         every: Number of steps between checkpoints; None for the ends of epochs alone.
-        accountant: Accountant that follows the model; its records are kept and restored. With a ledger it notes each
-            checkpoint there, so that a copy, or an older one, is refused.
-        sampling: Sampling scheme, if there is no accountant to keep it.
+        accountant: Accountant of the training, with a ledger; None for a mechanism that claims no ε.
 
     Raises:
-        ValueError: `every` is not positive; in `fit`, the last checkpoint of the directory is not the one that was
-            resumed from or written, or another process trains with the directory, or correlated noise has no ledger.
-        RuntimeError: At a release, no checkpoint can be written of what would leave.
+        ValueError: `every` is not positive; in `fit` and `resume`, the accountant has no ledger; in `fit`, the last
+            checkpoint of the directory is not the one that was resumed from or written, or another process trains with
+            the directory.
         TypeError: In `fit` and `resume`, the model was not compiled with a mechanism of this package.
 
     Example:
-        >>> import keras, tempfile, tfdp_rec
+        >>> import keras, os, tempfile, tfdp_rec
         >>> inputs = keras.Input([4])
         >>> model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
         >>> optimizer = tfdp_rec.LazyDPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.1, expected_batch_size=8)
         >>> model.compile(optimizer=optimizer, loss="mse")
-        >>> checkpoint = TrainingCheckpoint(tempfile.mkdtemp(), every=100)
+        >>> sampling, folder = tfdp_rec.data.PoissonSampling(num_units=1000, expected_batch_size=8), tempfile.mkdtemp()
+        >>> accountant = tfdp_rec.privacy.Accountant(
+        ...     optimizer.dp_event(), sampling, delta=1e-4, ledger=os.path.join(folder, "ledger.jsonl")
+        ... )
+        >>> checkpoint = TrainingCheckpoint(os.path.join(folder, "training"), every=100, accountant=accountant)
         >>> checkpoint.resume(model) is None  # nothing there yet: train from the beginning
         True
     """
 
-    keeps_off_weights = True  # this one wants them as they are (`release.settling_ahead`)
+    keeps_off_weights = True  # this one settles by itself (`release_methods.settling_ahead`)
 
     def __init__(
-        self, directory: str | os.PathLike[str], every: int | None = None, accountant: Accountant | None = None,
-        sampling: Any = None,
+        self, directory: str | os.PathLike[str], every: int | None = None, accountant: Accountant | None = None
     ):
         super().__init__()
         if every is not None and (int(every) != every or every < 1):
             raise ValueError(f"every must be a positive number of steps or None, got {every!r}.")
         self.directory = os.path.abspath(directory)
         self.every, self.accountant = every, accountant
-        self._sampling = sampling if accountant is None else accountant.sampling
         self._resumed: Resumed | None = None
         self._epoch, self._to_skip = 0, 0
         self._epoch_began: int | None = None  # number of steps made before the present epoch; None between epochs
-        self._saved: _State | None = None  # of the checkpoint that was last written or resumed from
         self._checked = 0  # number of steps when the last checkpoint was written, or the fit began
-        self._last: _File | None = None
+        self._last = ""  # name of the checkpoint that was last written or resumed from
         self._kept: Any = None  # the model whose checkpoint that is
-        self._resuming = False
+        self._saved: Any = None  # its state
 
     # Hooks of fit.
 
     def on_train_begin(self, logs: Any = None) -> None:
-        self._refuse_plan_without_ledger(_private_optimizer(self.model))
-        hold(self.directory)
-        self._clean_up()
+        self._begin(self.model)
         self._refuse_others()
         if self.accountant is not None:
             self.accountant.follow(self.model)
@@ -132,7 +125,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if self._resumed is not None:
             begin_at_epoch(self.model, self._resumed.epoch)
         self._checked = self._steps()
-        self._guard_releases()
+        self.model.optimizer.keeper = self
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         begin_at_epoch(self.model, None)
@@ -157,70 +150,38 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         begin_at_epoch(self.model, None)  # the next fit begins where its caller says
         self._resumed = None
 
-    # A listener of `release.py`, from `fit` or `resume` on.
-
-    @property
-    def place(self) -> str:
-        """The directory; a later callback for it replaces this one."""
-        return os.path.realpath(self.directory)
-
-    @property
-    def is_needed(self) -> bool:
-        """Whether a training can be resumed here; no more when the last checkpoint was removed."""
-        return self._last is None or self._last.exists or self.latest() is not None
-
-    @property
-    def is_done(self) -> bool:
-        """Whether the present state is in a checkpoint."""
-        state = self._state()
-        if _made_steps(self.model):
-            return state == self._saved
-        return self._saved is None or state.history == self._saved.history  # the model was compiled anew
+    # The keeper of an optimizer's states.
 
     @property
     def steps_ahead(self) -> float:
-        """Number of steps until the next checkpoint, as far as it is known."""
+        """Number of steps until the next checkpoint, as far as it is known: no more are paid for ahead."""
         steps = (self.params or {}).get("steps") or math.inf
         return min(steps - self._done, (self.every or math.inf) - (self._steps() - self._checked))
 
-    def before_release(self) -> None:
-        """Writes a checkpoint of the present state unless the last one is of it."""
-        if not self.is_needed:  # what leaves is in no checkpoint: a copy of the last one does not continue from it
-            if _made_steps(self.model) and not self.is_done:
-                self._note(secrets.token_hex(8))
-                self._saved = self._state()
+    def before_release(self, optimizer: PrivateOptimizer) -> None:
+        """Writes the present state, which is settled, unless the last checkpoint is of it."""
+        if optimizer is not self.model.optimizer or (self._state() == self._saved and not optimizer.is_cut_short):
             return
-        if self._resuming:
-            raise RuntimeError(
-                f"The resumption from {self.directory} was interrupted, and each look at a part of a checkpoint would "
-                "draw its noise anew: resume again."
-            )
-        if self.is_done:
-            return
-        if not _made_steps(self.model):
-            raise RuntimeError(
-                f"The model was compiled with {type(self.model.optimizer).__name__} and trained on, which no training "
-                f"checkpoint keeps: remove {self.directory} if its training is done."
-            )
-        if self.model.optimizer.is_cut_short and self.latest() is not None:  # the last one can be gone on from
-            raise RuntimeError(
-                "A step was cut short, so that weights and noise no longer belong together. Make the model anew and "
-                f"resume from {self.latest()}, which is of the steps before; or remove {self.directory} to release "
-                "the model as it stands, from which no training continues."
-            )
-        self.save()
+        try:
+            if optimizer.is_cut_short:
+                raise RuntimeError(
+                    "A step was cut short, so that weights and noise no longer belong together. Make the model anew "
+                    f"and resume from the last checkpoint in {self.directory}, which is of the steps before."
+                )
+            self.save()
+        except BaseException:
+            if optimizer.correlates_noise:  # a plan is paid for once: nothing leaves of which no checkpoint knows
+                _erase_weights(self.model)
+            raise
 
     # Saving.
 
     def save(self) -> str:
-        """Writes a checkpoint of the present state, not settled; returns its path."""
-        with self.model.release.in_reach():
-            return self._save()
-
-    def _save(self) -> str:
+        """Writes a checkpoint of the present state, settled; returns its path."""
+        optimizer = self.model.optimizer
         hold(self.directory)
         self._refuse_others()
-        _settle_shared(self.model)
+        self.model.private_weights.settle()
         older = self._paths()
         number = 1 + max((int(_NAME.search(path).group(1)) for path in older), default=0)  # type: ignore[union-attr]
         path = os.path.join(self.directory, f"{number:06d}-step-{self._steps()}{SUFFIX}")
@@ -230,38 +191,35 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             for name, variable in _variables(self.model):
                 with archive.open(name, "w", force_zip64=True) as file:
                     file.writelines(_chunks(variable))
-            self._note(id, done=False)
-        self._last, self._kept = _File(path), self.model
-        self._note(id)
+            self._note(optimizer, id, done=False)
+        self._last, self._kept = os.path.basename(path), self.model
+        self._note(optimizer, id)
+        optimizer.state_id = id
         for path_before in older:
             os.remove(path_before)
         self._saved, self._checked = state, self._steps()
         return path
 
-    def _note(self, id: str, done: bool = True) -> None:
-        if self.accountant is not None:
-            self.accountant.note_checkpoint(self.model.optimizer, id, done)
-        if done:
-            self.model.optimizer.state_id = id
+    def _note(self, optimizer: PrivateOptimizer, id: str, done: bool = True) -> None:
+        if self.accountant is not None and optimizer.correlates_noise:
+            self.accountant.note_checkpoint(optimizer, id, done)
 
     def _header(self, id: str) -> dict[str, Any]:
-        optimizer = _private_optimizer(self.model)
+        optimizer = self.model.optimizer
         return {
-            "format": "tfdp_rec training checkpoint, not a model to release: rows may still owe noise",
+            "format": "tfdp_rec training checkpoint",
             "version": _VERSION,
             "training": optimizer.training_id,
             "state": id,
             **_identity(self.model, optimizer),
             "regularizers": _decays(optimizer),
-            "variables": [[name, _shape(v), v.dtype.name] for name, v in _variables(self.model)],
+            "variables": [[name, v.shape.as_list(), v.dtype.name] for name, v in _variables(self.model)],
             "step": self._steps(),
             "epoch": self._epoch,
             "steps_in_epoch": self._done,
             "steps_per_epoch": (self.params or {}).get("steps"),
             "history": optimizer.privacy_history.snapshot().dumps(),
-            "carried": None if self.accountant is None else self.accountant.carried.dumps(),
             "mark": None if self._ledger is None else dataclasses.asdict(self._ledger.mark),
-            "sampling": None if self._sampling is None else self._sampling.get_state(),
         }
 
     def _steps(self) -> int:
@@ -272,28 +230,38 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         # The number of steps of the present epoch that are made; an optimizer compiled since counts its own alone.
         return 0 if self._epoch_began is None else max(0, self._steps() - self._epoch_began)
 
-    def _state(self) -> _State:
-        history = self.model.saved_history()
-        text = "" if history is None else history.dumps()
-        if not _made_steps(self.model):
-            return _State(text)
-        optimizer = self.model.optimizer
-        clock = optimizer.pending_variables.get("clock")
-        clock = None if clock is None else int(clock.numpy())
-        return _State(text, self._steps(), clock, getattr(optimizer, "releasable", True))
+    def _state(self) -> Any:
+        # What tells one state of a plan from another; a failed step counts, too.
+        return self._steps(), self.model.optimizer.privacy_history.snapshot().dumps()
+
+    def _begin(self, model: Any) -> None:
+        optimizer = getattr(model, "optimizer", None)
+        if not isinstance(optimizer, PrivateOptimizer):
+            raise TypeError(
+                f"TrainingCheckpoint needs a private optimizer such as tfdp_rec.LazyDPSGD, got {optimizer!r}."
+            )
+        if self._ledger is None and not isinstance(optimizer.dp_event(), NonPrivateDpEvent):
+            raise ValueError(
+                "TrainingCheckpoint needs a ledger, which knows the steps that a killed run has made since its last "
+                "checkpoint: TrainingCheckpoint(..., accountant=accountant), whose accountant or PrivatePlan was made "
+                "with ledger=."
+            )
+        hold(self.directory)
+        for name in os.listdir(self.directory) if os.path.isdir(self.directory) else []:
+            if name.startswith(".") and name.endswith(SUFFIX):  # what a killed process had begun to write
+                os.remove(os.path.join(self.directory, name))
 
     def _refuse_others(self) -> None:
         # A checkpoint of another callback, process or model would be replaced, and with it what was spent there.
         last = self.latest()
         if last is None:
             return
-        if self._last is None or os.path.basename(last) != os.path.basename(self._last.path) or not self._last.exists:
+        if os.path.basename(last) != self._last:
             raise ValueError(
                 f"{last} is of an earlier training, or of another model, whose privacy cost would be forgotten: call "
                 "resume(model) before fit, or use another directory."
             )
         if self._kept is not self.model:
-            self.set_model(self._kept)  # whose releases this callback goes on to write
             raise ValueError(
                 f"{last} is of another model than the one in training: give each model a TrainingCheckpoint and a "
                 "directory of its own."
@@ -304,25 +272,10 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         payments = None if self.accountant is None else self.accountant.payments
         return None if payments is None else payments.ledger
 
-    def _refuse_plan_without_ledger(self, optimizer: PrivateOptimizer) -> None:
-        # Two that go on from copies of one checkpoint share the noise of its steps, and a ledger alone tells of copies.
-        planned = isinstance(optimizer.dp_event(), PlannedDpEvent)
-        if planned and self._ledger is None:
-            raise ValueError(
-                "Correlated noise goes on from its newest checkpoint alone, and only a ledger tells which that is: "
-                "TrainingCheckpoint(..., accountant=accountant), whose accountant was made with ledger=."
-            )
-
     def _paths(self) -> list[str]:
         names = os.listdir(self.directory) if os.path.isdir(self.directory) else []
         found = sorted((int(m.group(1)), name) for name in names if (m := _NAME.match(name)))
         return [os.path.join(self.directory, name) for _, name in found]
-
-    def _clean_up(self) -> None:
-        # A killed process leaves what it had begun to write.
-        for name in os.listdir(self.directory) if os.path.isdir(self.directory) else []:
-            if name.startswith(".") and name.endswith(SUFFIX):
-                os.remove(os.path.join(self.directory, name))
 
     # Resuming.
 
@@ -331,7 +284,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         return (self._paths() or [None])[-1]  # type: ignore[list-item]
 
     def resume(self, model: Any) -> Resumed | None:
-        """Restores a model, its optimizer and the accountant from the last checkpoint; None if there is none.
+        """Restores a model, its optimizer and its history from the last checkpoint; None if there is none.
 
         Then call `fit` with the same arguments: it continues in the epoch of the checkpoint. Batches of a sampling with
         a seed continue at `position=resumed.step`; without a seed they are drawn afresh.
@@ -342,60 +295,36 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         Raises:
             ValueError: The checkpoint is of another mechanism, other settings or other tables; both values are named.
         """
-        optimizer = _private_optimizer(model)
-        self._refuse_plan_without_ledger(optimizer)
-        hold(self.directory)
-        path = self.latest()
-        self._clean_up()
+        self._begin(model)
+        optimizer, path = model.optimizer, self.latest()
         self.set_model(model)
         if path is None:
             return None
-        with model.release.in_reach(), _opened(path) as archive:
+        with _opened(path) as archive:
             header = json.loads(archive.read(_HEADER))
             self._check(header, model, optimizer)
-            if self.accountant is not None:
-                self.accountant.merge(Entries.loads(header["carried"] or header["history"]))
+            if self.accountant is not None and optimizer.correlates_noise:
                 self.accountant.refuse_superseded(header["training"], header["state"])
-            # Until all of it stands here nothing leaves: each look would draw the pending noise anew.
-            self._last, self._kept, self._saved, self._resuming = _File(path), model, None, True
-            self._guard_releases()
-            # What was spent, then what rows owe, then the weights: an interruption on the way lets nothing out that is
-            # not told, or without its noise.
+            # What was spent first: an interruption on the way lets nothing out that is not told.
             optimizer.privacy_history.merge(Entries.loads(header["history"]))
-            model.release.withhold()  # before rows come in that may owe noise
-            # The weights that stand here owe by marks that are now replaced.
-            if optimizer.is_cut_short:
-                _erase_weights(model)
-            else:
-                optimizer.settle()
-            variables, shapes = dict(_variables(model)), {name: shape for name, shape, _ in header["variables"]}
-
-            def fill(names: Iterable[str]) -> None:
-                for name in names:
+            if not optimizer.is_cut_short:  # the rows that stand here owe by marks that are now replaced
+                model.private_weights.settle()
+            variables = dict(_variables(model))
+            with optimizer.restoring():
+                for name, shape, _ in header["variables"]:
                     with archive.open(name) as file:
-                        _fill(variables[name], shapes[name], file)
-
-            pending = [name for name in shapes if name.startswith("ledger/")]
-            with optimizer.privacy_history.changing_plan():
-                with optimizer.restore_pending():
-                    fill(pending)
-                fill(name for name in shapes if name not in pending)
-            optimizer.training_id, optimizer.state_id = header["training"], header["state"]
-            if self.accountant is not None:
-                self.accountant.follow(model)
-            self._resumed = _normalised(header)
-            self._epoch, self._epoch_began = self._resumed.epoch, self._steps() - self._resumed.steps_in_epoch
-            self._saved, self._resuming = self._state(), False
-        if self._ledger is not None:
+                        _fill(variables[name], shape, file)
+        optimizer.training_id, optimizer.state_id = header["training"], header["state"]
+        if self.accountant is not None:
+            self.accountant.follow(model)
+        self._last, self._kept, self._saved = os.path.basename(path), model, self._state()
+        self._resumed = _normalised(header)
+        self._epoch, self._epoch_began = self._resumed.epoch, self._steps() - self._resumed.steps_in_epoch
+        optimizer.keeper = self
+        optimizer.allow_steps(False)  # till fit
+        if optimizer.correlates_noise:
             self.save()  # under another id, so that no copy of the directory is resumed from now on
         return self._resumed
-
-    def _guard_releases(self) -> None:
-        # From now on what leaves the model is in a checkpoint first, whether or not a fit is going on, or one with this
-        # callback.
-        if self.model.optimizer.built:
-            self.model.release.guard(self.model.optimizer)
-        self.model.release.listen(self)
 
     def _check(self, header: dict[str, Any], model: Any, optimizer: PrivateOptimizer) -> None:
         if not model.built:
@@ -407,71 +336,12 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if not optimizer.built:
             model.build_tables(header["table_numbers"])
         _refuse_difference("table_numbers", header["table_numbers"], model.table_numbers())
-        _refuse_difference("regularizers of tables", header.get("regularizers", {}), _decays(optimizer))
-        mine_now = {name: [_shape(v), v.dtype.name] for name, v in _variables(model)}
+        _refuse_difference("regularizers of tables", header["regularizers"], _decays(optimizer))
+        mine_now = {name: [v.shape.as_list(), v.dtype.name] for name, v in _variables(model)}
         theirs = {name: [shape, kind] for name, shape, kind in header["variables"]}
-        for variables in (mine_now, theirs):
-            for name in variables:
-                if name.split("/")[:2] == ["ledger", "totals"]:
-                    variables[name] = ["grows with the steps"]
         _refuse_difference("variables", theirs, mine_now)
-        if self.accountant is None and header["carried"]:  # uses that are in no model's history
-            raise ValueError(
-                f"The training in {self.directory} was counted by an accountant, which may count more than the model "
-                "carries: give TrainingCheckpoint an accountant."
-            )
-        if self._ledger is None and header["mark"]:  # the ledger may hold more than the checkpoint
-            raise ValueError(
-                f"The training in {self.directory} was counted in a ledger, which may hold more than the checkpoint: "
-                "give TrainingCheckpoint the accountant of that ledger."
-            )
-        if self._ledger is not None and header["mark"]:
+        if self._ledger is not None and header["mark"]:  # the ledger holds no less than it did then
             self._ledger.refuse_without(Mark(**header["mark"]))
-        if self._ledger is None and self._sampling is not None:  # a ledger prices steps by their own sampling
-            self._sampling.set_state(header["sampling"] or {})
-
-
-@dataclasses.dataclass(frozen=True)
-class _State:
-    # What changes when the weights do. The number of steps alone may fall, by another optimizer or older weights.
-    history: str  # of all models that train the weights
-    steps: int | None = None  # of the optimizer; None if it has made none
-    clock: int | None = None  # of what is pending, which counts failed steps, too
-    settled: bool = True
-
-
-class _File:
-    """A checkpoint's file, which is there until it is removed, wherever it is moved to."""
-
-    def __init__(self, path: str):
-        self.path, self._open = path, open(path, "rb")  # noqa: SIM115
-
-    @property
-    def exists(self) -> bool:
-        if os.path.lexists(self.path) and os.path.samestat(os.lstat(self.path), os.fstat(self._open.fileno())):
-            return True
-        if os.fstat(self._open.fileno()).st_nlink == 0:
-            return False
-        raise RuntimeError(
-            f"{self.path} was moved, and a training that is resumed from it would not know of later releases: move it "
-            "back, or remove it if the training is done."
-        )
-
-    def __del__(self) -> None:
-        self._open.close()
-
-
-def _made_steps(model: Any) -> bool:
-    # Whether the model's optimizer may have made private steps.
-    return isinstance(model.optimizer, PrivateOptimizer) and bool(model.optimizer.built)
-
-
-def _settle_shared(model: Any) -> None:
-    # What other models owe to shared tables is in no checkpoint of this one.
-    own = model.optimizer
-    tables = [table.variable for table in own.tables.values()]
-    if any(other is not own for table in tables for other in debts_of(table)):
-        model.release.settle_all_models()
 
 
 @contextlib.contextmanager
@@ -482,13 +352,6 @@ def _opened(path: str) -> Iterator[zipfile.ZipFile]:
         raise ValueError(f"{path} is damaged ({problem}): bring back a copy of the last checkpoint.") from problem
     with archive:
         yield archive
-
-
-def _private_optimizer(model: Any) -> PrivateOptimizer:
-    optimizer = getattr(model, "optimizer", None)
-    if not isinstance(optimizer, PrivateOptimizer):
-        raise TypeError(f"TrainingCheckpoint needs a private optimizer such as tfdp_rec.LazyDPSGD, got {optimizer!r}.")
-    return optimizer
 
 
 def _identity(model: Any, optimizer: PrivateOptimizer) -> dict[str, Any]:
@@ -515,14 +378,7 @@ def _variables(model: Any) -> Iterator[tuple[str, tf.Variable]]:
     for kind, variables in (("model", model.variables), ("optimizer", model.optimizer.variables)):
         kept = [v for v in variables if id(v) not in metrics]
         yield from ((f"{kind}/{i}", held_rows(v)) for i, v in enumerate(kept))
-    # By the table's number: Keras numbers the layers of a process, so that a path may differ in the next one.
-    numbers = {f"marks/{path}": f"marks/{table.number}" for path, table in model.optimizer.tables.items()}
-    yield from ((f"ledger/{numbers.get(name, name)}", v) for name, v in model.optimizer.pending_variables.items())
-
-
-def _shape(variable: tf.Variable) -> list[int]:
-    # The present shape: that of the totals grows.
-    return [int(size) for size in tf.shape(variable)]
+    yield from ((f"kept/{name}", v) for name, v in model.optimizer.kept_variables.items())
 
 
 def _chunks(variable: tf.Variable) -> Iterator[bytes]:
@@ -530,14 +386,14 @@ def _chunks(variable: tf.Variable) -> Iterator[bytes]:
     if not variable.shape.rank:
         yield variable.numpy().tobytes()
         return
-    for start, end in row_chunks(_shape(variable), _CHUNK_VALUES):
+    for start, end in row_chunks(variable.shape.as_list(), _CHUNK_VALUES):
         yield tf.gather(variable, tf.range(start, end)).numpy().tobytes()
 
 
 def _fill(variable: tf.Variable, shape: list[int], file: Any) -> None:
     # Reads what `_chunks` wrote.
     kind = np.dtype(variable.dtype.as_numpy_dtype)
-    if not shape or variable.shape.as_list() != shape:
+    if not shape:
         variable.assign(np.frombuffer(file.read(), kind).reshape(shape))
         return
     width = int(np.prod(shape[1:], dtype=np.int64))
@@ -549,11 +405,12 @@ def _fill(variable: tf.Variable, shape: list[int], file: Any) -> None:
 
 
 def _erase_weights(model: Any) -> None:
-    # Weights that owe noise which cannot be paid any more.
-    for name, variable in _variables(model):
-        if name.startswith("ledger/") or not variable.dtype.is_floating:
+    # Weights of a state that no checkpoint knows; no further step is made from them.
+    model.optimizer.course.mark_unfinished(1)
+    for _, variable in _variables(model):
+        if not variable.dtype.is_floating:
             continue
-        shape = _shape(variable)
+        shape = variable.shape.as_list()
         if not shape:
             variable.assign(tf.zeros_like(variable))
         for start, end in row_chunks(shape, _CHUNK_VALUES) if shape else ():

@@ -83,15 +83,16 @@ class Training:
         self.optimizer.load_own_variables(store)
 
     def interrupt_and_resume(self):
-        """What a training checkpoint does: ledger and all, nothing settled."""
+        """What a training checkpoint does, which is settled."""
         old = self.optimizer
+        old.settle()
         self.optimizer = self.make()
         self._build()
-        for new, kept in zip(self.optimizer.variables, old.variables, strict=True):
-            new._value.assign(kept._value)
-        with self.optimizer.restore_pending():
-            for name, variable in self.optimizer.pending_variables.items():
-                variable.assign(old.pending_variables[name])
+        with self.optimizer.restoring():
+            for new, kept in zip(self.optimizer.variables, old.variables, strict=True):
+                new._value.assign(kept._value)
+            for name, variable in self.optimizer.kept_variables.items():
+                variable.assign(old.kept_variables[name])
 
     def results(self):
         self.optimizer.settle()

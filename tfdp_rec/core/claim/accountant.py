@@ -30,7 +30,7 @@ from tfdp_rec.core.claim.composition import (
     most_steps,
     searches,
 )
-from tfdp_rec.core.claim.entries import Entries, Entry, Use, new_id
+from tfdp_rec.core.claim.entries import Entries, Entry, Use
 from tfdp_rec.core.claim.filters import PrivacyFilter
 from tfdp_rec.core.claim.ledger import Ledger
 from tfdp_rec.core.claim.payments import Payments
@@ -330,10 +330,8 @@ class Accountant:
         ahead = self.ahead_for(optimizer, most)
         if self.payments is None or ahead >= steps:
             return ahead
-        known = self.payments.refuse_superseded(optimizer.training_id, stands := optimizer.state_id)
-        if stands and not known:  # it was resumed without this ledger: no copy of it goes on from now on
-            self.note_checkpoint(optimizer, state := new_id())
-            optimizer.state_id = state
+        if optimizer.correlates_noise:
+            self.payments.refuse_superseded(optimizer.training_id, optimizer.state_id)
         if not self._pays_for(optimizer):
             self.give_back_unused()  # steps of another price, or of another optimizer, are under an id of their own
         # Payments are durable, so they are made in blocks: one sync of the disk for many steps.

@@ -50,9 +50,8 @@ _OTHER = (
     "Make it after that fit, with the model as it is compiled now, under its own budget.\n"
 )
 _BY_HAND = (
-    "Refused batch: a training of this model can be resumed from a training checkpoint, so that every step must be "
-    "written before its weights can be read, which is ensured in fit alone. Train with fit; or, if the training is "
-    "done, remove the directory of its checkpoints and call model.settle().\n"
+    "Refused batch: a plan of correlated noise is kept in training checkpoints, so that each state must be written "
+    "before its weights can be read, which is ensured in fit alone: train with fit.\n"
 )
 _UNPROVEN = (
     "Refused batch: no sampling drew it, as far as is proved, and the optimizer's plan pays for batches of its "

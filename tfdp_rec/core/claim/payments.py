@@ -5,14 +5,14 @@ not be made are given back; after a crash the whole block stays spent.
 
 Planned noise is paid for as a whole, once, under the id of its plan.
 
-A training that is kept in checkpoints has an id, and so has each state of it that is kept: both stand in the checkpoint
-and in notes of the ledger.
+A training of planned noise that is kept in checkpoints has an id, and so has each state of it that is kept: both stand
+in the checkpoint and in notes of the ledger.
 
     note "about to be kept"  ->  the file is there, whole  ->  note "kept"  ->  something is released
 
-Pending noise, and noise that takes back what it added, is drawn for every state anew: two that go on from one state
-release other noise for the same gradients. So a training goes on from the state that was kept last, or from one that
-was about to be since then; steps are paid for, checkpoints written and weights released from no other.
+Noise that takes back what it added is paid for once: two that go on from one state would share it. So such a training
+goes on from the state that was kept last, or from one that was about to be since then; steps are paid for, checkpoints
+written and weights released from no other.
 """
 
 from __future__ import annotations
@@ -107,8 +107,8 @@ class Payments:
         self.refuse_superseded(training, stands)
         self.ledger.note(_KEPT if done else _KEEPING, {"training": training, "state": state})
 
-    def refuse_superseded(self, training: str, stands: str) -> bool:
-        """Raises unless a training stands at its newest state; whether a state of it was kept."""
+    def refuse_superseded(self, training: str, stands: str) -> None:
+        """Raises unless a training stands at its newest state."""
         # The newest is what was kept last, or was about to be since then.
         states = set[str]()
         for line in reversed(self.ledger.lines):
@@ -118,13 +118,12 @@ class Payments:
                     if line["label"] == _KEPT:
                         break
         else:  # none was released
-            return False
+            return
         if stands not in states:
             raise RuntimeError(
                 "Another run has gone on from the checkpoint that this training stands at, and what leaves here would "
                 "hold other noise for the same steps: resume from the newest checkpoint of all, or begin anew."
             )
-        return True
 
     # Reading.
 

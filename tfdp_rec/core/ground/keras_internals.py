@@ -26,7 +26,7 @@ _ENTRY = "entry_layer"  # of a call's context: the outermost layer
 
 
 def resource(variable: keras.Variable) -> tf.Variable:
-    """The TensorFlow variable of a Keras variable, without the guard of `training/release.py`."""
+    """The TensorFlow variable of a Keras variable, without the check of `PrivateWeights`."""
     # Not a cast, and not a whole read, which would copy a table at every update. A caller must know that its rows
     # owe no noise.
     return vars(variable)["_value"]
@@ -39,7 +39,7 @@ def handles_of(variables: Iterable[keras.Variable]) -> list[Any]:
 
 
 def guarded_resource(variable: keras.Variable) -> tf.Variable:
-    """The TensorFlow variable as Keras looks it up: a table that owes noise is settled first, or checked."""
+    """The TensorFlow variable as Keras looks it up: refused, or checked, while a table owes noise."""
     return getattr(variable, RESOURCE_ATTRIBUTE)
 
 

@@ -7,9 +7,9 @@ and no check can be added to an existing graph. So the rows leave the variable w
     a step       withhold: public -> private, in the step's own graph, before it reads a row
     a release    settle, then publish: private -> public
 
-Layers and other functions have the variable `public`, which is empty while the rows are withheld: a lookup then fails,
-and a read of the whole table gives no row. Only mechanisms and clipping rules use `private` (`held_rows`). Rows move by
-reference: no value is copied, and memory does not grow.
+Layers and other functions have the variable `public`, which is empty while the rows are withheld, and not even of its
+shape: a lookup then fails, and so does nearly all that reads the table whole. Only mechanisms and clipping rules use
+`private` (`held_rows`). Rows move by reference: no value is copied, and memory does not grow.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import tensorflow as tf
 
 from tfdp_rec.core.ground.demands import demand
 from tfdp_rec.core.ground.keras_internals import resource
+
+_NOTHING = [0] * 5  # a shape that no table has
 
 
 class WithheldRows:
@@ -42,12 +44,17 @@ class WithheldRows:
     @property
     def rows(self) -> tf.Variable:
         """The variable with the rows: in a graph, which is a step's, the private one."""
-        return self.private if not tf.executing_eagerly() or not _has_rows(self.public) else self.public
+        return self.private if not tf.executing_eagerly() or self.are_withheld else self.public
+
+    @property
+    def are_withheld(self) -> bool:
+        """Whether the rows are in the private variable; for eager code."""
+        return not _has_rows(self.public)
 
     def withhold(self) -> None:
         """Moves the rows to the private variable; once per graph."""
         if tf.executing_eagerly():
-            if _has_rows(self.public):
+            if not self.are_withheld:
                 _move(self.public, self.private)
             return
         graph = tf.compat.v1.get_default_graph()
@@ -60,10 +67,6 @@ class WithheldRows:
             return tf.constant(True)
 
         tf.cond(_has_rows(self.public), move, lambda: tf.constant(False))
-
-    def is_of(self, variable: keras.Variable) -> bool:
-        """Whether these are the rows of a variable."""
-        return self._variable is variable
 
     def publish(self) -> None:
         """Moves the rows, none of which owes noise any more, to the public variable."""
@@ -106,7 +109,7 @@ def _move(source: tf.Variable, target: tf.Variable) -> None:
 
 
 def _empty(variable: tf.Variable) -> None:
-    none = tf.zeros([0, *variable.shape[1:]], variable.dtype)
+    none = tf.zeros(_NOTHING, variable.dtype)
     if not tf.executing_eagerly():  # in a graph a known shape must be the variable's
         none = tf.compat.v1.placeholder_with_default(none, None)
     tf.raw_ops.AssignVariableOp(resource=variable.handle, value=none)

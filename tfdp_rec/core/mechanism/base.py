@@ -186,6 +186,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
     counts_steps = True  # False where the coordinator of a cluster counts them
     why_no_table_rule = ""  # why the mechanism takes no `table_rule`; empty if it does
     moves_every_row = False  # whether all rows make every step, at once or when due, so that a decay reaches them
+    correlates_noise = False  # whether a plan of noise is paid for as a whole, and has one course
+    keeper: Any = None  # the `TrainingCheckpoint` that keeps the states of this training
     pays_late = False  # whether rows may owe noise, so that nothing but a step may read them until they are settled
 
     # C, the bound on each example's gradient norm; σ, in units of the sensitivity; B, what every step divides by.
@@ -467,20 +469,28 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         """How coarse the grid is that settling rounds all rows to, for ordering: the coarsest of a table comes last."""
         return 0.0
 
+    def allow_steps(self, allowed: bool) -> None:
+        """Whether a step may be made now, if a plan of noise is kept in checkpoints; `fit` alone allows it."""
+        if self.correlates_noise and self.keeper is not None:
+            self.privacy_history.allow_steps(allowed)
+
+    # Training checkpoints, which hold settled states.
+
     @property
     def is_cut_short(self) -> bool:
         """Whether a step or payment was cut short so that nothing can be settled: weights can only be replaced."""
         return False
 
     @property
-    def pending_variables(self) -> dict[str, tf.Variable]:
+    def kept_variables(self) -> dict[str, tf.Variable]:
         """Variables that a training checkpoint holds beside `variables`, by name; no release holds them."""
         return {}
 
     @contextlib.contextmanager
-    def restore_pending(self) -> Iterator[None]:
-        """A block in which `pending_variables` become those of a training checkpoint, ahead of any weight."""
-        yield
+    def restoring(self) -> Iterator[None]:
+        """A block in which all variables become those of a training checkpoint."""
+        with self.privacy_history.changing_plan():
+            yield
 
     # Saving.
 

@@ -273,17 +273,21 @@ class LazyDPSGD(PrivateOptimizer):
     @property
     def pending_variables(self) -> dict[str, tf.Variable]:
         """The clock, the totals, those of regularized tables under their decay, and every table's marks."""
+        # What a server's checkpoint holds, which is not settled.
         marks = {f"marks/{path}": variable for path, variable in self.row_marks.marks.items()}
         named = {r: "totals" if r == self.recursion else f"totals/{r.weight_decay!r}" for r in self.accounts}
         totals = {named[recursion]: account.history.table for recursion, account in self.accounts.items()}
         return {"clock": self.row_marks.clock, "largest": self.row_marks.largest, **totals, **marks}
 
+    @property
+    def kept_variables(self) -> dict[str, tf.Variable]:
+        return {"largest": self.row_marks.largest}
+
     @contextlib.contextmanager
-    def restore_pending(self) -> Iterator[None]:
-        self.row_marks.settled_at = None  # from here on rows owe what their marks say, also if the block is cut short
-        with super().restore_pending():
+    def restoring(self) -> Iterator[None]:
+        with super().restoring():
             yield
-        self.row_marks.recompute_settled_at()
+        self.row_marks.restart(int(self.iterations.numpy()), float(self.row_marks.largest.numpy()))
 
     # Saving: a saved optimizer is a settled one, so its ledger starts afresh at its step count.
 

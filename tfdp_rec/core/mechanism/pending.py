@@ -325,12 +325,6 @@ class RowMarks:
         """Whether no row of any table owes anything."""
         return not self.marks or self.settled_at == int(self.clock.numpy())
 
-    def recompute_settled_at(self) -> None:
-        """Clock and marks are those of a checkpoint."""
-        now = int(self.clock.numpy())
-        behind = any(int(tf.reduce_min(marks)) < now for marks in self.marks.values())
-        self.settled_at = None if behind else now
-
     def now(self) -> tf.Tensor:
         """The clock, int64."""
         return self.clock.read_value()

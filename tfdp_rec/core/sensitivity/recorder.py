@@ -47,8 +47,8 @@ def settle_nothing(variable: keras.Variable, ids: tf.Tensor) -> None:
 
 def guard_of(model: keras.Model) -> BeforeRead:
     """The function to call before the model's tables are read."""
-    # By name: `training.release` is on a higher floor, and ordinary Keras models have none.
-    return getattr(getattr(model, "release", None), "before_read", settle_nothing)
+    # By name: `PrivateWeights` is on a higher floor, and ordinary Keras models have none.
+    return getattr(getattr(model, "private_weights", None), "before_read", settle_nothing)
 
 
 class Unit(NamedTuple):

@@ -1,0 +1,269 @@
+"""Private weights: one owner of the tables that a model trains, and one way out of it, `release()`.
+
+A lazy mechanism owes noise to rows that no batch has read for a while. Until that is drawn nothing but a step reads
+them. From the first step on
+
+- their rows are *withheld* (`core/ground/withheld_rows.py`): the variable that layers and compiled functions hold is
+  empty, whenever they were compiled;
+- a read of the Keras variable raises, in one sentence that names the call; so does a graph that was compiled after the
+  variable had its owner. Nothing settles by itself;
+- `release()` draws all noise that is owed, and gives the rows back to their variables, till the next step takes them.
+
+`fit` releases at its end, and at the ends of epochs if a callback may look; so do the model's own methods, such as
+`predict` and `save` (`training/release_methods.py`).
+
+Models that share a table share the owner, so that each settles what the others owe. Mechanisms whose every step is a
+release, such as DPSGD, withhold nothing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdp_rec.core.ground.keras_internals import (
+    RESOURCE_ATTRIBUTE,
+    compiles_with_xla,
+    layers_within,
+    own_weights,
+    resource,
+    set_resource,
+)
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.ground.withheld_rows import WithheldRows, demand_rows, withheld
+from tfdp_rec.core.mechanism.base import PrivateOptimizer
+from tfdp_rec.core.sensitivity.data_flow import ours
+from tfdp_rec.core.sensitivity.rules import Rule, rule_for
+
+_OWNER = "private_weights"  # attribute of a variable, and of a model
+_ONE_THREAD = threading.RLock()  # of the thread that trains privately
+_TRAINED: list[tuple[int, Any]] = []  # threads, and the models that they train
+_HERE = threading.local()  # the models in whose steps, or exports, this thread is
+_WITHHELD = (
+    "Table '{}' owes noise, and its rows are withheld: call settle() of the model that trains it, or read it after "
+    "fit has ended, or by the model's own methods."
+)
+
+
+class PrivateWeights:
+    """The tables of a model, and of all models that share one of them."""
+
+    def __init__(self, model: Any):
+        self._models: list[Any] = [model]
+        self._trained: list[tuple[PrivateOptimizer, Any]] = []  # the optimizers, each with its model
+        self._variables: list[keras.Variable] = []  # tables, and the velocities of their rows
+
+    # Owning.
+
+    def own_possible_tables(self, model: Any) -> None:
+        """Owns the weights that may turn out to be tables, so that graphs compiled before the first batch say so."""
+        for layer in filter(may_be_table, layers_within(model)):
+            self._own(own_weights(layer), guard=True)
+
+    def add(self, optimizer: PrivateOptimizer, model: Any) -> None:
+        """Owns the tables of a built optimizer; the steps of other models are compiled anew, to settle for it too."""
+        several = [v for table in optimizer.tables.values() for v in (table.variable, table.state) if v is not None]
+        owner = self._own(several, guard=optimizer.pays_late)
+        if any(optimizer is known for known, _ in owner._trained):
+            return
+        owner._refuse_decay_beside_others(optimizer, model)
+        owner._trained.append((optimizer, model))
+        for variable in several if optimizer.pays_late else ():
+            if withheld(variable) is None:
+                vars(variable)["withheld"] = WithheldRows(variable)
+        for other in owner._models:
+            if other is not model:
+                other.compile_step_anew()
+
+    def _own(self, variables: Iterable[keras.Variable], guard: bool) -> PrivateWeights:
+        # The owner of the variables, and of all that shares one with them.
+        owner = self
+        for variable in variables:
+            found = vars(variable).setdefault(_OWNER, owner)
+            if found is owner and not any(variable is known for known in owner._variables):
+                owner._variables.append(variable)
+            if found is not owner:
+                owner = found._absorb(owner)
+            if guard and not isinstance(variable, _Guarded):
+                variable.__class__ = _guarded_class(type(variable))  # type: ignore[arg-type, assignment]
+        return owner
+
+    def _absorb(self, other: PrivateWeights) -> PrivateWeights:
+        self._models += other._models
+        self._trained += other._trained
+        self._variables += other._variables
+        for each in (*other._models, *other._variables):
+            vars(each)[_OWNER] = self
+        return self
+
+    def _refuse_decay_beside_others(self, optimizer: PrivateOptimizer, model: Any) -> None:
+        # Decay also shrinks the noise of other optimizers, in another order if that comes late. The earlier optimizer
+        # of the same model has been settled and owes nothing.
+        for table in optimizer.tables.values():
+            others = [each for each, of in self._owing(table.variable) if of is not model]
+            decays = any(each.recursion.weight_decay for each in (optimizer, *others))
+            if others and (decays or table.variable.regularizer is not None):
+                raise NotPrivate(
+                    f"Table '{table.path}' is trained by several optimizers, and has a regularizer or one of them has "
+                    "weight_decay, for which the late noise of others is not that of DP-SGD: leave them out, or give "
+                    "each model a table of its own."
+                )
+
+    def _owing(self, variable: keras.Variable) -> list[tuple[PrivateOptimizer, Any]]:
+        # By identity: two models may have tables of one path.
+        found = ((each.tables.get(variable.path), (each, model)) for each, model in self._trained)
+        return [pair for table, pair in found if table is not None and table.variable is variable]
+
+    # Steps.
+
+    @contextlib.contextmanager
+    def training(self) -> Iterator[None]:
+        """A block for private steps, which one thread of a process makes at a time."""
+        # Whether a draw was used, how many steps are allowed and which rows owe noise is read first and written later
+        # in a step: two steps at once would both find the draw unused, and the last step of a budget still to be made.
+        if not _ONE_THREAD.acquire(blocking=False):
+            raise NotPrivate(
+                "A private fit is going on in another thread, and steps are checked and counted one after the other: "
+                "train in one thread, or in processes with data and ledgers of their own."
+            )
+        models = list(self._models)
+        _TRAINED.extend((threading.get_ident(), model) for model in models)
+        try:
+            yield
+        finally:
+            del _TRAINED[-len(models) :]
+            _ONE_THREAD.release()
+
+    @contextlib.contextmanager
+    def in_step(self) -> Iterator[None]:
+        """A block for a step's own work, whose reads are not checked: it settles each row before it reads it."""
+        with self._within("steps"):
+            yield
+
+    @contextlib.contextmanager
+    def exporting(self) -> Iterator[None]:
+        """Releases, and traces without checks in the block: the graphs leave training for good."""
+        self.release_outside_steps()
+        with self._within("exports"):
+            yield
+
+    @contextlib.contextmanager
+    def _within(self, kind: str) -> Iterator[None]:
+        several = vars(_HERE).setdefault(kind, [])
+        several.append(self._models)
+        try:
+            yield
+        finally:
+            several.pop()
+
+    def _is_within(self, kind: str) -> bool:
+        several = (model for models in vars(_HERE).get(kind, ()) for model in models)
+        return any(model is own for model in several for own in self._models)
+
+    @property
+    def is_in_step(self) -> bool:
+        """Whether the present reads are a step's own."""
+        return self._is_within("steps")
+
+    def withhold(self) -> None:
+        """Withholds the rows of all tables that may owe noise."""
+        for variable in self._variables:
+            if (places := withheld(variable)) is not None:
+                places.withhold()
+
+    def before_read(self, variable: keras.Variable, ids: tf.Tensor) -> None:
+        """Settles rows of a table, for all optimizers that owe them noise, before a step reads them."""
+        with ours():
+            for optimizer, _ in self._owing(variable):
+                optimizer.before_read(variable, ids)
+
+    # The way out.
+
+    def release(self) -> None:
+        """Draws all noise that is owed, and lets the weights out; quick if there is none."""
+        self.settle()
+        for optimizer, _ in self._trained:
+            if optimizer.keeper is not None:
+                optimizer.keeper.before_release(optimizer)
+        for variable in self._variables:  # last: where a checkpoint cannot be written, rows stay where they are
+            if (places := withheld(variable)) is not None:
+                places.publish()
+
+    def release_outside_steps(self) -> None:
+        """Releases, except within a step and while a graph is traced."""
+        if tf.executing_eagerly() and not self.is_in_step:
+            self.release()
+
+    def settle(self) -> None:
+        """Draws all noise that is owed to the tables; the rows stay where they are."""
+        self._refuse_other_threads()
+        # Each rounds all rows to its own grid. Were the finest last, rows that owe it nothing would show by theirs.
+        for optimizer in sorted((optimizer for optimizer, _ in self._trained), key=lambda one: one.coarseness):
+            optimizer.settle()
+
+    def _refuse_other_threads(self) -> None:
+        others = (model for thread, model in _TRAINED if thread != threading.get_ident())
+        if any(model is own for model in others for own in self._models):
+            raise RuntimeError("Another thread trains the model: release its weights when fit has ended.")
+
+    def check_read(self, variable: keras.Variable) -> None:
+        """Raises for an eager read of withheld rows; in a graph, adds a check that fails with the reason."""
+        if self.is_in_step or self._is_within("exports"):
+            return
+        if tf.executing_eagerly():
+            self._refuse_other_threads()
+            if (places := withheld(variable)) is not None and places.are_withheld:
+                raise NotPrivate(_WITHHELD.format(variable.path))
+        # A server guards its own tables. XLA drops checks, and finds no rows.
+        elif isinstance(resource(variable), tf.Variable) and _builds_function() and not compiles_with_xla():
+            demand_rows(variable, _WITHHELD.format(variable.path))
+
+
+def owners_of(model: Any) -> list[PrivateWeights]:
+    """The owners of a model's weights."""
+    several = [model.private_weights, *(vars(variable).get(_OWNER) for variable in model.variables)]
+    return list({id(owner): owner for owner in several if owner is not None}.values())
+
+
+def may_be_table(layer: keras.layers.Layer) -> bool:
+    """Whether the rule of a layer's kind reads weights by row."""
+    rule = rule_for(layer)
+    return rule is not None and type(rule).tables is not Rule.tables
+
+
+def _builds_function() -> bool:
+    return tf.compat.v1.get_default_graph().building_function
+
+
+class _Guarded:
+    """Mark of the classes of variables that check each read."""
+
+
+@functools.cache
+def _guarded_class(kind: type) -> type:
+    # Keras reads its variables through one attribute, here a property that checks. The class of the object itself is
+    # exchanged: layers and functions hold this object already, so that a wrapper would come too late.
+    def read(variable: Any) -> Any:
+        vars(variable)[_OWNER].check_read(variable)
+        return resource(variable)
+
+    def as_unguarded(variable: Any, protocol: Any) -> Any:
+        # Copies and pickles are ordinary variables with settled values.
+        vars(variable)[_OWNER].check_read(variable)
+        state = {name: value for name, value in vars(variable).items() if name not in (_OWNER, "withheld")}
+        return object.__new__, (kind,), state
+
+    members = {
+        RESOURCE_ATTRIBUTE: property(read, set_resource),
+        "__reduce_ex__": as_unguarded,
+        "__copy__": lambda variable: variable,  # a copy that shares the values would owe the same noise
+        "__module__": kind.__module__,
+        "__qualname__": kind.__qualname__,
+    }
+    return type(kind.__name__, (kind, _Guarded), members)
