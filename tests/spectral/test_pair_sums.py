@@ -1,4 +1,4 @@
-"""Pairs of any two items, and near ones: counted as the slow definitions count them; one user moves them by at most 1."""
+"""Pairs of any two items, and near ones: counted as slow definitions count them; one user moves them by at most 1."""
 
 import itertools
 import math
