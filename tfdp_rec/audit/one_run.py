@@ -138,7 +138,13 @@ def one_run_audit(
 
 def audit_p_value(*, num_canaries: int, num_guesses: int, num_correct: int, epsilon: float, delta: float) -> float:
     """Greatest probability that (ε, δ)-DP training lets so many of the guesses be right (Theorem 5.2)."""
-    _check_counts(num_canaries, num_guesses, num_correct, delta)
+    if not (0 <= num_correct <= num_guesses <= num_canaries and num_canaries >= 1):
+        raise ValueError(
+            "Counts must be 0 <= num_correct <= num_guesses <= num_canaries with at least one canary, "
+            f"got {num_correct}, {num_guesses}, {num_canaries}."
+        )
+    if not 0 <= delta <= 1:
+        raise ValueError(f"delta must lie between 0 and 1, got {delta}.")
     if not epsilon >= 0:
         raise ValueError(f"epsilon must not be negative, got {epsilon}.")
     right = 1 / (1 + np.exp(-epsilon))
@@ -154,14 +160,12 @@ def least_epsilon(
     *, num_canaries: int, num_guesses: int, num_correct: int, delta: float, confidence: float = 0.95
 ) -> float:
     """The ε up to which the claim of (ε, δ)-DP is refuted; 0 when nothing is."""
-    _check_counts(num_canaries, num_guesses, num_correct, delta)
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie strictly between 0 and 1, got {confidence}.")
+    counts = {"num_canaries": num_canaries, "num_guesses": num_guesses, "num_correct": num_correct}
 
     def is_refuted(epsilon: float) -> bool:
-        p_value = audit_p_value(num_canaries=num_canaries, num_guesses=num_guesses,
-                                num_correct=num_correct, epsilon=epsilon, delta=delta)  # fmt: skip
-        return p_value < 1 - confidence
+        return audit_p_value(**counts, epsilon=epsilon, delta=delta) < 1 - confidence
 
     low, high = 0.0, 1.0
     if not is_refuted(low):
@@ -188,13 +192,3 @@ def _check_scores(scores: ArrayLike, included: ArrayLike) -> tuple[NDArray[np.fl
             "bound would not hold. Draw `included` with flip_coins."
         )
     return values, coins
-
-
-def _check_counts(num_canaries: int, num_guesses: int, num_correct: int, delta: float) -> None:
-    if not (0 <= num_correct <= num_guesses <= num_canaries and num_canaries >= 1):
-        raise ValueError(
-            "Counts must be 0 <= num_correct <= num_guesses <= num_canaries with at least one canary, "
-            f"got {num_correct}, {num_guesses}, {num_canaries}."
-        )
-    if not 0 <= delta <= 1:
-        raise ValueError(f"delta must lie between 0 and 1, got {delta}.")

@@ -271,16 +271,15 @@ def noises_for(
     return noises
 
 
-@functools.cache
-def _best_correlation(steps: int, separation: int, participations: int) -> Correlation:
-    return optimised_correlation(steps=steps, separation=separation, participations=participations)
+_find_correlation = functools.cache(optimised_correlation)
 
 
 def correlation_for(name: str, settings: JobSettings, sampling: Sampling) -> Correlation | None:
     """What the noise of a mechanism takes back of what it added before; None if nothing."""
     if not names.is_planned(name) or not isinstance(sampling, FixedOrder):
         return None
-    return _best_correlation(settings.steps, sampling.separation, sampling.participations(settings.steps))
+    participations = sampling.participations(settings.steps)
+    return _find_correlation(settings.steps, sampling.separation, participations=participations)
 
 
 def learning_rate_for(
