@@ -373,8 +373,8 @@ def train_here(training: Training) -> MadeRecommender:
 
 def rehearse(job: Job) -> None:
     """Raises what a training that is still to be done would raise at its first step, or for want of memory."""
-    # Each makes its model, its optimizer, and one step on nothing of the log: a batch is drawn as in training, and every
-    # user in it is one invented user.
+    # Each makes its model, its optimizer, and one step on nothing of the log: a batch is drawn as in training, and all
+    # users in it are one invented user.
     ids = range(1, 1 + (min(len(job.public), _MOST_ITEMS) if job.public else _ITEMS))
     rows = {"user": [0, 0], "item": [1, 2], "time": [0, 1]}
     invented = Interactions.read(rows, user="user", item="item", time="time", items=ids)
