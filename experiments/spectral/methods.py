@@ -27,7 +27,7 @@ from tfdp_rec.core.mechanism.noise.words import WordSource
 from tfdp_rec.datasets.log import Catalogue, log_of
 from tfdp_rec.privacy import noise_of_one_release, private_counts
 from tfdp_rec.spectral import Histories, SpectralRecommender, rules
-from tfdp_rec.spectral.gram import grid_gram
+from tfdp_rec.spectral.pair_sums import pair_sums
 from tfdp_rec.sums.fixed_point import release_pairs
 
 Answer = Callable[[Sequence[NDArray[np.int64]], int], NDArray[np.int64]]
@@ -118,7 +118,7 @@ def _filtered(
     split = rules.Split.from_budget(noise_of_one_release(epsilon, delta), users, len(problem.catalogue))
     counts = private_counts(problem.histories, problem.catalogue, noise_multiplier=split.counts, words=words).values
     head = rules.head_of(counts, users, split.gram)
-    noisy = release_pairs(grid_gram(problem.histories, problem.catalogue, head), split.gram, words)
+    noisy = release_pairs(pair_sums(problem.histories, problem.catalogue, head, ordered=False), split.gram, words)
     scale = np.maximum(counts[head], floor * split.gram * len(head) ** 0.5).astype(np.float32) ** -0.5
     values, vectors = linalg.eigh(noisy * scale[:, None] * scale, driver="evd")
     values, vectors = values[::-1], vectors[:, ::-1]

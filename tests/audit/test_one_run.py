@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from tfdp_rec.audit.one_run import audit_p_value, epsilon_lower_bound, flip_coins, one_run_audit
+from tfdp_rec.audit.one_run import audit_p_value, flip_coins, least_epsilon, one_run_audit
 
 
 def p_value_by_definition(m, r, v, epsilon, delta):
@@ -29,13 +29,13 @@ def test_p_value_is_the_theorems(m, r, v, epsilon, delta):
 
 def test_the_bound_is_where_the_p_value_crosses():
     sizes = {"num_canaries": 500, "num_guesses": 200, "num_correct": 170, "delta": 1e-5}
-    bound = epsilon_lower_bound(**sizes, confidence=0.95)
+    bound = least_epsilon(**sizes, confidence=0.95)
     assert audit_p_value(**sizes, epsilon=bound - 1e-6) < 0.05 < audit_p_value(**sizes, epsilon=bound + 1e-6)
-    assert epsilon_lower_bound(**sizes, confidence=0.999) < bound
+    assert least_epsilon(**sizes, confidence=0.999) < bound
 
 
 def test_chance_refutes_nothing():
-    assert epsilon_lower_bound(num_canaries=1000, num_guesses=400, num_correct=200, delta=0.0) == 0.0
+    assert least_epsilon(num_canaries=1000, num_guesses=400, num_correct=200, delta=0.0) == 0.0
 
 
 def randomized_response(coins, epsilon, delta, rng):
@@ -62,7 +62,7 @@ def test_bound_is_attained_by_randomized_response(epsilon):
     answers = np.random.default_rng(0).binomial(400, 1 / (1 + math.exp(-epsilon)), size=5000)
     correct, times = np.unique(answers, return_counts=True)
     sizes = {"num_canaries": 400, "num_guesses": 400, "delta": 0.0, "confidence": 0.9}
-    bounds = np.array([epsilon_lower_bound(num_correct=int(v), **sizes) for v in correct])
+    bounds = np.array([least_epsilon(num_correct=int(v), **sizes) for v in correct])
     wrong = int(times[bounds > epsilon].sum())
     assert stats.binom.sf(wrong - 1, 5000, 0.1) > 1e-6, f"{wrong} of 5000 bounds exceed ε"
     assert wrong > 0.05 * 5000  # a vacuous bound would never err

@@ -14,11 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
+from job.conftest import cut_at, results_of
 
 from tfdp_rec.cli import main
 from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.job.budget import prior_noise
-from tfdp_rec.job.recommenders import training
 from tfdp_rec.privacy import Accountant, Ledger, PoissonSampling, Snapshot
 from tfdp_rec.spectral import SpectralRecommender
 
@@ -28,22 +28,6 @@ DELTA = 1e-6
 
 def train(kept, *arguments):
     return main(["train", "--checkpoint", str(kept), *map(str, arguments)])
-
-
-def cut_at(monkeypatch, step):
-    """Ctrl-C after so many steps."""
-    whole = training.TrainingCheckpoint.on_train_batch_end
-
-    def cut(self, batch, logs=None):
-        whole(self, batch, logs)
-        if int(self.model.optimizer.iterations) == step:
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(training.TrainingCheckpoint, "on_train_batch_end", cut)
-
-
-def results_of(run):
-    return {r["recommender"]: r for r in json.loads((run / "private" / "results.json").read_text())}
 
 
 def files(folder):
@@ -198,6 +182,8 @@ def test_a_folder_is_begun_in_once_and_gone_on_with_where_a_run_is(interrupted, 
         (lambda kept: _first_lines(kept / "../run/release/ledger.jsonl", 2), "lacks entries that were in it before"),
         (lambda kept: (kept / "../run/private/ledgers/spectral.jsonl").unlink(), "is gone, so that what was spent"),
         (lambda kept: (kept / "run.json").write_text("{"), "run.json was changed"),
+        (lambda kept: (kept / "run.json").write_text('{"job": "log"}'), "run.json was changed"),
+        (lambda kept: _another(kept / "../run/release/ledger.jsonl"), "is not the ledger that this was counted in"),
         (lambda kept: _other_data(kept / "run.json"), "was begun with other data"),
     ],
 )
@@ -211,6 +197,11 @@ def test_a_folder_that_was_tampered_with_is_refused(interrupted, tmp_path, capsy
 
 def _first_lines(path, number):
     path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:number]))
+
+
+def _another(path):
+    path.unlink()
+    Ledger(path, "user", Snapshot(9, "x")).close()
 
 
 def _other_data(path):

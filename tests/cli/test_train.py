@@ -7,6 +7,7 @@ import shutil
 import pytest
 from dp_accounting import GaussianDpEvent
 from helpers import bytes_in, of_this_machine
+from job.conftest import results_of
 from pages import fits, self_contained
 
 from tfdp_rec.cli import main
@@ -41,7 +42,7 @@ def test_a_run_folder_holds_everything(run):
     assert {p.name for p in (run / "release").iterdir()} == released
     statement, card = ((run / "release" / name).read_text() for name in ("statement.txt", "card.md"))
     assert "differential privacy" in statement and statement in card and "recall" not in card
-    results = {r["recommender"]: r for r in json.loads((run / "private" / "results.json").read_text())}
+    results = results_of(run)
     assert set(results) == {"popularity", "dp-popularity", "lazydpsgd", "eana", "spectral", "spectral-exact"}
     assert 0 < results["lazydpsgd"]["epsilon"] <= 2
     assert 1.9 < results["spectral"]["epsilon"] <= 2
@@ -67,7 +68,7 @@ def test_one_private_recommender_leaves_the_run(run):
 
 
 def test_each_private_one_has_a_ledger_of_all_that_it_cost_and_that_of_the_released_one_is_handed_on(run):
-    results = {r["recommender"]: r for r in json.loads((run / "private" / "results.json").read_text())}
+    results = results_of(run)
     peer = run / "private" / "ledgers" / "lazydpsgd.jsonl"
     ledgers = {"spectral": run / "release" / "ledger.jsonl", "lazydpsgd": peer}
     assert [path.name for path in (run / "private" / "ledgers").iterdir()] == ["lazydpsgd.jsonl"]

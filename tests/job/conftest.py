@@ -1,4 +1,6 @@
-"""A log of twenty tastes, and one run on it, for all tests of this folder."""
+"""A log of twenty tastes, and one run on it, for all tests of this folder; what cuts a run off, and asks one."""
+
+import json
 
 import numpy as np
 import pyarrow as pa
@@ -6,6 +8,8 @@ import pyarrow.parquet
 import pytest
 
 from tfdp_rec.cli import main
+from tfdp_rec.job.recommenders import training
+from tfdp_rec.privacy import Accountant
 
 COLUMNS = ["--user", "user_id", "--item", "sku", "--time", "ts"]
 
@@ -20,6 +24,32 @@ def table(users=3000, rows=45_000, seed=0):
 
 def train(*arguments):
     return main(["train", *map(str, arguments)])
+
+
+def answer(capsys, run, *arguments):
+    capsys.readouterr()
+    assert main(["recommend", str(run), "--json", *arguments]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def results_of(run):
+    return {each["recommender"]: each for each in json.loads((run / "private" / "results.json").read_text())}
+
+
+def cut_at(patch, step, dead=False):
+    """Ctrl-C after so many steps of a training; or a kill, after which nothing more is written."""
+    checkpoint, give_back, ended = training.TrainingCheckpoint, Accountant.give_back_unused, []
+    whole, written = checkpoint.on_train_batch_end, checkpoint.save
+
+    def end(self, batch, logs=None):
+        whole(self, batch, logs)
+        if int(getattr(self.model.optimizer, "position", self.model.optimizer.iterations)) == step:
+            ended.append(dead)
+            raise KeyboardInterrupt
+
+    patch.setattr(checkpoint, "on_train_batch_end", end)
+    patch.setattr(checkpoint, "save", lambda self: None if any(ended) else written(self))
+    patch.setattr(Accountant, "give_back_unused", lambda self: None if any(ended) else give_back(self))
 
 
 @pytest.fixture(scope="package")

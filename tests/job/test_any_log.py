@@ -16,7 +16,7 @@ import pyarrow.parquet
 import pytest
 from checker import checked
 from dp_accounting import ComposedDpEvent
-from job.conftest import COLUMNS, table, train
+from job.conftest import COLUMNS, answer, cut_at, results_of, table, train
 
 from tfdp_rec.cli import main
 from tfdp_rec.core.claim.composition import epsilon_of
@@ -39,10 +39,9 @@ def labels_of(ledger):
 SMALL = ["--steps", "6", "--batch-size", "80", "--width", "4", "--hidden", "0", "--quiet"]
 
 
-def answer(capsys, run, *arguments):
-    capsys.readouterr()
-    assert main(["recommend", str(run), "--json", *arguments]) == 0
-    return [(each["id"], each["title"]) for each in json.loads(capsys.readouterr().out)["recommendations"]]
+def named(*asked):
+    """Ids and titles of an answer."""
+    return [(each["id"], each["title"]) for each in answer(*asked)["recommendations"]]
 
 
 def movielens(folder, seed, movies):
@@ -66,9 +65,9 @@ def test_private_sums_of_movielens_files_have_days_a_ledger_and_a_statement(tmp_
     assert "2 so far, of at most 2" in (tmp_path / "run" / "release" / "statement.txt").read_text()
     earlier = WarmStart.load(tmp_path / "run")
     assert earlier.items.ids.to_pylist() == [10 * i for i in range(1, 35)] and earlier.titles[340] == "Film, 34"
-    found = answer(capsys, tmp_path / "run", "--history", "10", "--top-k", "33")
+    found = named(capsys, tmp_path / "run", "--history", "10", "--top-k", "33")
     assert len(found) == 33 and (340, "Film, 34") in found
-    assert answer(capsys, tmp_path / "run", "--history", "10", "--top-k", "99999999999") == found  # took all memory
+    assert named(capsys, tmp_path / "run", "--history", "10", "--top-k", "99999999999") == found  # took all memory
     capsys.readouterr()
     assert train("--continue", tmp_path / "run", "--quiet") == 2
     assert "--data is missing" in capsys.readouterr().err
@@ -93,18 +92,11 @@ def test_what_claims_no_epsilon_says_so_in_its_statement_its_card_and_its_ledger
 def towers(tmp_path_factory):
     """A two-tower on a log whose items are found, on the first of two days; cut off after 4 steps, and gone on with."""
     root, said = tmp_path_factory.mktemp("towers"), io.StringIO()
-    whole = training.TrainingCheckpoint.on_train_batch_end
     pa.parquet.write_table(table(users=800, rows=12_000), root / "log.parquet")
     (root / "titles.csv").write_text("sku,title\n" + "".join(f"sku-{i},Thing {i}\n" for i in range(200)))
     options = ["--mechanism", "lazydpsgd", "--titles", root / "titles.csv", "--days", "2", "--items-epsilon", "4"]
-
-    def cut(self, batch, logs=None):
-        whole(self, batch, logs)
-        if int(self.model.optimizer.iterations) == 4:
-            raise KeyboardInterrupt
-
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(said):
-        patch.setattr(training.TrainingCheckpoint, "on_train_batch_end", cut)
+        cut_at(patch, 4)
         assert train("--data", root / "log.parquet", *COLUMNS, *SMALL, *options, "--out", root / "run") == 130
     assert f"Go on with: tfdp-rec train --out {root / 'run'} --resume" in said.getvalue()
     assert read(root / "run" / "release" / "ledger.jsonl").steps == 4
@@ -125,8 +117,7 @@ def test_a_two_tower_on_ones_own_log_costs_its_items_its_prior_and_its_steps(tow
     delta = json.loads((towers / "private" / "config.json").read_text())["delta"]
     spent = read(ledger).epsilon(delta)
     assert 4 < spent < 6.5 and checked(ledger, delta, tmp_path) == pytest.approx(spent, abs=1e-3)
-    (result,) = [each for each in json.loads((towers / "private" / "results.json").read_text())
-                 if each["recommender"] == "lazydpsgd"]  # fmt: skip
+    result = results_of(towers)["lazydpsgd"]
     assert result["epsilon"] == pytest.approx(spent) and result["steps"] == 6
     said = (towers / "release" / "statement.txt").read_text()
     assert "private vocabulary" in said and "popularity counts" in said and "released.npz" in said
@@ -137,14 +128,14 @@ def test_a_two_tower_answers_in_the_logs_ids_with_titles(towers, tmp_path, capsy
     names = {path.name for path in (towers / "release").iterdir()}
     assert names == {"servable", "model.keras", "released.npz", "ledger.jsonl", "statement.txt", "card.md"}
     one, other, third = WarmStart.load(towers).items.of([1, 2, 3])
-    found = answer(capsys, towers, "--history", one, other, "--top-k", "4")
+    found = named(capsys, towers, "--history", one, other, "--top-k", "4")
     assert len(found) == 4 and all(title == item.replace("sku-", "Thing ") for item, title in found)
     assert not {one, other} & {item for item, _ in found}
-    among = answer(capsys, towers, "--history", one, "--among", other, one, third, "nowhere")
+    among = named(capsys, towers, "--history", one, "--among", other, one, third, "nowhere")
     assert sorted(item for item, _ in among) == sorted([other, third])
     model = towers / "release" / "model.keras"
     assert main(["export", str(model), str(tmp_path / "again"), "--top-k", "4"]) == 0
-    assert answer(capsys, tmp_path / "again", "--history", one, other) == found
+    assert named(capsys, tmp_path / "again", "--history", one, other) == found
     assert not any(b"person-" in path.read_bytes() for path in towers.rglob("*") if path.is_file())
 
 
@@ -152,17 +143,10 @@ def test_a_two_tower_answers_in_the_logs_ids_with_titles(towers, tmp_path, capsy
 def upon(tmp_path_factory):
     """A training upon sums of its own on the first of two days; cut off after 4 steps, and gone on with."""
     root = tmp_path_factory.mktemp("upon")
-    whole = training.TrainingCheckpoint.on_train_batch_end
     pa.parquet.write_table(table(users=800, rows=12_000), root / "log.parquet")
     options = ["--mechanism", "upon-sums", "--days", "2", "--items-epsilon", "4", "--out", root / "run"]
-
-    def cut(self, batch, logs=None):
-        whole(self, batch, logs)
-        if int(self.model.optimizer.iterations) == 4:
-            raise KeyboardInterrupt
-
     with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stderr(io.StringIO()):
-        patch.setattr(training.TrainingCheckpoint, "on_train_batch_end", cut)
+        cut_at(patch, 4)
         assert train("--data", root / "log.parquet", *COLUMNS, *SMALL, *options) == 130
     assert labels_of(read(root / "run" / "release" / "ledger.jsonl")) == [*UPON_LABELS, "training"]
     assert train("--out", root / "run", "--resume", "--quiet") == 0
@@ -175,7 +159,7 @@ def test_a_training_upon_sums_costs_its_items_its_sums_and_its_steps(upon, tmp_p
     assert read(ledger).steps == 6
     spent = read(ledger).epsilon(config["delta"])
     assert checked(ledger, config["delta"], tmp_path) == pytest.approx(spent, abs=1e-3)
-    results = {each["recommender"]: each for each in json.loads((upon / "private" / "results.json").read_text())}
+    results = results_of(upon)
     assert results["upon-sums"]["epsilon"] == pytest.approx(spent) and results["upon-sums"]["steps"] == 6
     said = (upon / "release" / "statement.txt").read_text()
     assert "private sums to train upon" in said and said in (upon / "release" / "card.md").read_text()
@@ -192,7 +176,7 @@ def test_a_training_upon_sums_costs_its_items_its_sums_and_its_steps(upon, tmp_p
     sums = SpectralRecommender.load(upon / "release" / "released.npz")
     np.testing.assert_allclose(model.sums.between.numpy()[1:, 1:], sums.weights, rtol=1e-6)
     one, other = WarmStart.load(upon).items.of([1, 2])
-    found = answer(capsys, upon, "--history", one, other, "--top-k", "4")
+    found = named(capsys, upon, "--history", one, other, "--top-k", "4")
     assert len(found) == 4 and not {one, other} & {item for item, _ in found}
 
 
@@ -200,25 +184,15 @@ def test_a_kill_in_a_training_costs_no_more_than_the_steps_that_were_planned(tmp
     """Steps are paid for no further ahead than checkpoints lie apart."""
     pa.parquet.write_table(table(users=400, rows=6_000), tmp_path / "log.parquet")
     options = ["--mechanism", "lazydpsgd", "--items-epsilon", "4", "--noise-multiplier", "5", "--out", tmp_path / "run"]
-    whole, ended = training.TrainingCheckpoint.on_train_batch_end, []
-
-    def killed(self, batch, logs=None):
-        whole(self, batch, logs)
-        if int(self.model.optimizer.iterations) == 4 and not ended:
-            ended.append(True)
-            raise KeyboardInterrupt
-
     with monkeypatch.context() as patch:
-        patch.setattr(training.TrainingCheckpoint, "on_train_batch_end", killed)
+        cut_at(patch, 4, dead=True)
         patch.setattr(training.TrainingCheckpoint, "save", lambda self: None)
-        patch.setattr(Accountant, "give_back_unused", lambda self: None)
         assert train("--data", tmp_path / "log.parquet", *COLUMNS, *SMALL, *options) == 130
     lost = read(tmp_path / "run" / "release" / "ledger.jsonl").steps
     assert 4 <= lost <= 6
     assert train("--out", tmp_path / "run", "--resume", "--quiet") == 0
     ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")
-    results = json.loads((tmp_path / "run" / "private" / "results.json").read_text())
-    made = {each["recommender"]: each["steps"] for each in results}["lazydpsgd"]
+    made = results_of(tmp_path / "run")["lazydpsgd"]["steps"]
     assert ledger.epsilon(1e-6) <= 8.0 and ledger.steps == lost + 6 and made == 6
 
 

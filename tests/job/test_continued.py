@@ -12,9 +12,8 @@ import pyarrow.parquet
 import pytest
 from checker import checked
 from dp_accounting import GaussianDpEvent
-from job.conftest import COLUMNS, table, train
+from job.conftest import COLUMNS, answer, table, train
 
-from tfdp_rec.cli import main
 from tfdp_rec.core.claim.ledger import ZERO_OUT, read
 from tfdp_rec.job import pipeline
 from tfdp_rec.job.budget import Budget
@@ -61,10 +60,8 @@ def known(run):
     return (run / "release" / "servable" / "assets" / "items.txt").read_text().split()
 
 
-def answer(capsys, run, *arguments):
-    capsys.readouterr()
-    assert main(["recommend", str(run), "--json", *arguments]) == 0
-    return [each["id"] for each in json.loads(capsys.readouterr().out)["recommendations"]]
+def ids_of(*asked):
+    return [each["id"] for each in answer(*asked)["recommendations"]]
 
 
 # What comes of it, and what it costs.
@@ -86,9 +83,9 @@ def test_three_days_are_one_ledger_one_recommender_and_no_more_than_one_budget(d
     earlier = WarmStart.load(root / "run")
     assert earlier.items.ids.to_pylist()[: len(first)] == WarmStart.load(days / "run").items.ids.to_pylist()
     assert earlier.release.fits == 3
-    found = answer(capsys, root / "run", "--history", "sku-31", "sku-30", "--top-k", "6")
+    found = ids_of(capsys, root / "run", "--history", "sku-31", "sku-30", "--top-k", "6")
     assert all(sku.startswith(("sku-3", "new-")) for sku in found)
-    assert answer(capsys, root / "run", "--among", "new-3", "nowhere") == ["new-3"]
+    assert ids_of(capsys, root / "run", "--among", "new-3", "nowhere") == ["new-3"]
     assert not any(b"person-" in path.read_bytes() for path in (root / "run").rglob("*") if path.is_file())
     assert sorted(path.name for path in root.iterdir()) == ["checker.py", "run"]
 

@@ -32,7 +32,7 @@ from tfdp_rec.core.claim.ledger import ZERO_OUT, read
 from tfdp_rec.core.ground import interruption
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.job import budget, pipeline, report, run_state
-from tfdp_rec.job.recommenders import private_sums, rehearsal
+from tfdp_rec.job.recommenders import private_sums, training
 from tfdp_rec.job.run_state import RunState, WarmStart
 from tfdp_rec.job.sources import OwnFiles
 from tfdp_rec.job.users import UserSubset
@@ -248,7 +248,7 @@ def test_a_training_that_refuses_its_first_step_has_paid_for_nothing(small, tmp_
 
 def test_what_is_tried_out_before_a_payment_is_nothing_of_the_log(small, tmp_path, monkeypatch):
     seen = []
-    monkeypatch.setattr(rehearsal, "_step", seen.append)
+    monkeypatch.setattr(training, "_try_step", seen.append)
     monkeypatch.setattr(pipeline, "find_items", terminated)
     steps = ["--mechanism", "upon-sums", "lazydpsgd", "--steps", "2", "--batch-size", "40", "--width", "4"]
     assert train(*small, *steps) == 143

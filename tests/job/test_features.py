@@ -1,12 +1,10 @@
 """`--features`: public features of items, from any file, in what is released and said; at no ε."""
 
-import json
-
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from job.conftest import COLUMNS, train
+from job.conftest import COLUMNS, answer, train
 
 from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.datasets.logs.items import Items
@@ -73,12 +71,8 @@ def test_the_statement_and_the_report_say_that_they_are_public(featured):
 
 
 def test_items_that_no_user_has_are_recommended_by_their_features(featured, capsys):
-    from tfdp_rec.cli import main
-
-    capsys.readouterr()
-    assert main(["recommend", str(featured / "run"), "--json", "--history", "sku-3", "sku-11", "--top-k", "60"]) == 0
-    answer = json.loads(capsys.readouterr().out)["recommendations"]
-    score = {int(each["id"].removeprefix("sku-")): each["score"] for each in answer}
+    found = answer(capsys, featured / "run", "--history", "sku-3", "sku-11", "--top-k", "60")["recommendations"]
+    score = {int(each["id"].removeprefix("sku-")): each["score"] for each in found}
     new = set(range(40, 60))
     assert set(score) >= new
     # The middle ones: noise put a single one before the others in 6 of 3,000 fits. For the middle one to be wrong, at

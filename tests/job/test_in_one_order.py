@@ -5,6 +5,7 @@ import json
 import numpy as np
 import pytest
 from dp_accounting import ComposedDpEvent, GaussianDpEvent, SelfComposedDpEvent
+from job.conftest import cut_at, results_of
 
 from tfdp_rec.cli import main
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
@@ -14,7 +15,7 @@ from tfdp_rec.job.budget import LABELS, PRIOR, Budget, prior_noise
 from tfdp_rec.job.recommenders import training
 from tfdp_rec.job.settings import SHUFFLED, JobSettings
 from tfdp_rec.job.users import split_users
-from tfdp_rec.privacy import Accountant, FixedOrder, epsilon_of, optimised_correlation
+from tfdp_rec.privacy import FixedOrder, epsilon_of, optimised_correlation
 
 SMALL = "--users 600 --movies 150 --steps 12 --batch-size 60 --width 4 --hidden 0 --quiet --epsilon 2".split()
 DELTA = 1e-6
@@ -33,19 +34,18 @@ def cut_and_gone_on_with(root, dead, *more):
     kept, chosen = root / "kept", ["--sampling", "shuffled", "--mechanism", "lazydpftrl", *more]
     ledger = root / "run" / "release" / "ledger.jsonl"
     with pytest.MonkeyPatch.context() as cutting:
-        cut(cutting, 7, dead)
+        cut_at(cutting, 7, dead)
         keeping = ["--checkpoint", str(kept), "--checkpoint-every", "5"]
         assert main(["train", *SMALL, *chosen, *keeping, "--out", str(root / "run")]) == 130
     before = read(ledger).epsilon(DELTA)
     assert main(["train", "--checkpoint", str(kept), "--resume", "--quiet"]) == 0
-    results = json.loads((root / "run" / "private" / "results.json").read_text())
-    (result,) = [r for r in results if r["recommender"] == "lazydpftrl"]
+    result = results_of(root / "run")["lazydpftrl"]
     assert result["steps"] == 12 and 1.9 < result["epsilon"] <= 2
     assert read(ledger).epsilon(DELTA) == pytest.approx(before) == pytest.approx(result["epsilon"], rel=1e-6)
 
 
 def test_each_costs_what_the_run_may(run):
-    results = {r["recommender"]: r for r in json.loads((run / "private" / "results.json").read_text())}
+    results = results_of(run)
     config = json.loads((run / "private" / "config.json").read_text())
     noises, order = config["noise_multipliers"], FixedOrder(config["train_users"], 60, unit="user")
     plan = optimised_correlation(12, order.separation, participations=order.participations(12))
@@ -98,23 +98,6 @@ def test_a_plan_that_was_interrupted_goes_on_and_is_paid_for_once(tmp_path):
 def test_a_plan_that_was_killed_goes_on_and_is_paid_for_once(run):
     """The fixture compares its total with that of the moment of the kill."""
     assert [paid.label for paid in read(run / "release" / "ledger.jsonl").paid].count("popularity counts") == 1
-
-
-def cut(monkeypatch, step, dead):
-    """Ctrl-C after so many steps; or a kill, after which nothing more is written."""
-    checkpoint, settle = training.TrainingCheckpoint, Accountant.give_back_unused
-    whole, written = checkpoint.on_train_batch_end, checkpoint.save
-    ended = []
-
-    def end(self, batch, logs=None):
-        whole(self, batch, logs)
-        if self.model.optimizer.position == step:
-            ended.append(dead)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(checkpoint, "on_train_batch_end", end)
-    monkeypatch.setattr(checkpoint, "save", lambda self: None if any(ended) else written(self))
-    monkeypatch.setattr(Accountant, "give_back_unused", lambda self: None if any(ended) else settle(self))
 
 
 @pytest.mark.parametrize(

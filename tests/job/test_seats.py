@@ -51,14 +51,14 @@ class Stream:
     def take(self, users, mine="", pay=True):
         log = log_of(tuple(sorted(users)))
         with self.ledger() as ledger:
-            seats = take_seats(self.folder, ledger, self.budget, log, mine)
+            seated, list_id = take_seats(self.folder, ledger, self.budget, log, mine)
             if pay:
                 event = self.budget.releases(SUMS)[SUMS]
                 ledger.pay(self.budget.event_due(ledger, event, LABELS[SUMS]), label=LABELS[SUMS])
-        taken = set(np.array(log.unit_ids.to_pylist(), object)[seats.of_users])
+        taken = set(np.array(log.unit_ids.to_pylist(), object)[seated])
         if pay and not mine:
             self.seated.append(taken)
-        return taken, seats.id
+        return taken, list_id
 
 
 def slow_allowed(budget, day, phase):
@@ -297,7 +297,7 @@ def stream(tmp_path_factory):
 
     def released(job, log, users, *rest):
         found = made(job, log, users, *rest)
-        seated = taken[-1].of_users
+        seated = taken[-1][0]
         assert seated[users].all() and rest[-1]
         seen.append(({log.unit_ids[int(user)].as_py() for user in users}, asked[-1] - seated.sum(), found))
         return found

@@ -140,10 +140,10 @@ def test_many_histories_are_scored_some_at_a_time(rows, columns, monkeypatch):
     history = tf.constant(np.random.default_rng(1).integers(-1, 7, [rows, columns]))
     allowed = tf.constant([5, 2, 3], tf.int64)
     whole = Tastes()
-    expected = whole.best(history, 4), whole.among(history, 4, allowed)
+    expected = whole.best(history, 4), whole.best_among(history, 4, allowed)
     monkeypatch.setattr(own_ids, "_MOST_SCORES", 15)
     some = Tastes()
-    found = some.best(history, 4), some.among(history, 4, allowed)
+    found = some.best(history, 4), some.best_among(history, 4, allowed)
     for one, other in zip([*found[0], *found[1]], [*expected[0], *expected[1]], strict=True):
         assert one.shape == [rows, 4]
         np.testing.assert_array_equal(one, other)

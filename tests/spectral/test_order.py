@@ -170,10 +170,10 @@ def test_the_vote_is_by_few_items(monkeypatch):
 
 
 def order_free_pairs(histories, head):
-    from tfdp_rec.spectral.near_pairs import near_pairs
+    from tfdp_rec.spectral.pair_sums import pair_sums
     from tfdp_rec.sums.fixed_point import ONE
 
-    upper = near_pairs(log_of(histories), Catalogue(ITEMS), head) / ONE
+    upper = pair_sums(log_of(histories), Catalogue(ITEMS), head, ordered=True) / ONE
     return upper + upper.T
 
 

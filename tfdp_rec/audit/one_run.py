@@ -117,7 +117,7 @@ def one_run_audit(
         >>> told_nothing.refutes(0.5)
         False
     """
-    scores, coins = _checked_scores(scores, included)
+    scores, coins = _check_scores(scores, included)
     if not 1 <= num_guesses <= scores.size:
         raise ValueError(f"num_guesses must lie between 1 and {scores.size}, got {num_guesses}.")
     if not 0 <= share_included <= 1:
@@ -126,7 +126,7 @@ def one_run_audit(
     best = round(num_guesses * share_included)
     top, bottom = order[scores.size - best :], order[: num_guesses - best]
     correct = int(np.sum(coins[top]) + np.sum(~coins[bottom]))
-    bound = epsilon_lower_bound(
+    bound = least_epsilon(
         num_canaries=scores.size,
         num_guesses=num_guesses,
         num_correct=correct,
@@ -138,7 +138,13 @@ def one_run_audit(
 
 def audit_p_value(*, num_canaries: int, num_guesses: int, num_correct: int, epsilon: float, delta: float) -> float:
     """Greatest probability that (ε, δ)-DP training lets so many of the guesses be right (Theorem 5.2)."""
-    _check_counts(num_canaries, num_guesses, num_correct, delta)
+    if not (0 <= num_correct <= num_guesses <= num_canaries and num_canaries >= 1):
+        raise ValueError(
+            "Counts must be 0 <= num_correct <= num_guesses <= num_canaries with at least one canary, "
+            f"got {num_correct}, {num_guesses}, {num_canaries}."
+        )
+    if not 0 <= delta <= 1:
+        raise ValueError(f"delta must lie between 0 and 1, got {delta}.")
     if not epsilon >= 0:
         raise ValueError(f"epsilon must not be negative, got {epsilon}.")
     right = 1 / (1 + np.exp(-epsilon))
@@ -150,31 +156,29 @@ def audit_p_value(*, num_canaries: int, num_guesses: int, num_correct: int, epsi
     return float(min(1.0, tail + 2 * num_canaries * delta * np.max(between / steps)))
 
 
-def epsilon_lower_bound(
+def least_epsilon(
     *, num_canaries: int, num_guesses: int, num_correct: int, delta: float, confidence: float = 0.95
 ) -> float:
     """The ε up to which the claim of (ε, δ)-DP is refuted; 0 when nothing is."""
-    _check_counts(num_canaries, num_guesses, num_correct, delta)
     if not 0 < confidence < 1:
         raise ValueError(f"confidence must lie strictly between 0 and 1, got {confidence}.")
+    counts = {"num_canaries": num_canaries, "num_guesses": num_guesses, "num_correct": num_correct}
 
-    def refuted(epsilon: float) -> bool:
-        p_value = audit_p_value(num_canaries=num_canaries, num_guesses=num_guesses,
-                                num_correct=num_correct, epsilon=epsilon, delta=delta)  # fmt: skip
-        return p_value < 1 - confidence
+    def is_refuted(epsilon: float) -> bool:
+        return audit_p_value(**counts, epsilon=epsilon, delta=delta) < 1 - confidence
 
     low, high = 0.0, 1.0
-    if not refuted(low):
+    if not is_refuted(low):
         return 0.0
-    while refuted(high):
+    while is_refuted(high):
         low, high = high, 2 * high
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
+        low, high = (middle, high) if is_refuted(middle) else (low, middle)
     return low
 
 
-def _checked_scores(scores: ArrayLike, included: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+def _check_scores(scores: ArrayLike, included: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
     values, coins = np.asarray(scores, dtype=np.float64), np.asarray(included)
     if values.ndim != 1 or values.shape != coins.shape or values.size == 0:
         raise ValueError(f"scores and included must be two lists of equal length, got {values.shape}, {coins.shape}.")
@@ -188,13 +192,3 @@ def _checked_scores(scores: ArrayLike, included: ArrayLike) -> tuple[NDArray[np.
             "bound would not hold. Draw `included` with flip_coins."
         )
     return values, coins
-
-
-def _check_counts(num_canaries: int, num_guesses: int, num_correct: int, delta: float) -> None:
-    if not (0 <= num_correct <= num_guesses <= num_canaries and num_canaries >= 1):
-        raise ValueError(
-            "Counts must be 0 <= num_correct <= num_guesses <= num_canaries with at least one canary, "
-            f"got {num_correct}, {num_guesses}, {num_canaries}."
-        )
-    if not 0 <= delta <= 1:
-        raise ValueError(f"delta must lie between 0 and 1, got {delta}.")

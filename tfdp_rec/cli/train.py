@@ -120,7 +120,7 @@ def _choose_settings(args: argparse.Namespace, before: JobSettings) -> JobSettin
 
     source = choose_source(choose(args, before))
     settings = source.check_settings()
-    usual = names.replace_unsuited(source.usual, bool(settings.servers), settings.sampling == SHUFFLED)
+    usual = names.replace_unfit(source.usual, bool(settings.servers), settings.sampling == SHUFFLED)
     settings = dataclasses.replace(settings, mechanism=tuple(dict.fromkeys(settings.mechanism or usual)))
     settings.refuse_contradictions(bool(args.continues))
     if settings.cluster:

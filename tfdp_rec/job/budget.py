@@ -206,7 +206,7 @@ class Budget:
         return f"{counted}, {users}, and which of them were held out, by a hash of their ids"
 
 
-def pretraining_release(name: str) -> str | None:
+def release_file(name: str) -> str | None:
     """The file of what is released for a recommender alone, before any training; None if there is no such release."""
     of_sums = {names.spectral.name: SUMS, names.from_sums.name: PRETRAINING_SUMS}
     return PRIOR if names.is_two_tower(name) else of_sums.get(name)

@@ -45,12 +45,12 @@ class NewItemExamples:
     def fixed(self, seed: int = 0) -> dict[str, NDArray[np.int32]]:
         """`context` `[users, 20]` and `label` `[users]`, by number, 0 for none."""
         rng = np.random.default_rng(seed)
-        asked = [self._asked(user, rng) for user in self.users]
+        asked = [self._example(user, rng) for user in self.users]
         context = [before for before, label in asked if label >= 0]
         label = [label for _, label in asked if label >= 0]
         return {"context": np.array(context, np.int32).reshape(-1, HISTORY), "label": np.array(label, np.int32)}
 
-    def _asked(self, user: int, rng: np.random.Generator) -> tuple[NDArray[np.int32], int]:
+    def _example(self, user: int, rng: np.random.Generator) -> tuple[NDArray[np.int32], int]:
         """Context and label of one user; label −1 for a user without an example."""
         # A copy, since `permutation` shuffles an array without entries in place, and the log's are read-only.
         items = np.array(self.rows.numbers[self.rows.offsets[user] : self.rows.offsets[user + 1]])

@@ -15,31 +15,14 @@ from collections.abc import Mapping, Sequence
 from markdown_it import MarkdownIt
 
 _STYLE = """\
-:root {
-  color-scheme: light dark;
-  --paper: #ffffff; --ink: #1d2430; --soft: #596372; --line: #e2e5ea; --panel: #f6f7f9; --warn: #8a5200;
-}
-@media (prefers-color-scheme: dark) {
-  :root { --paper: #14171c; --ink: #e4e7ec; --soft: #9aa4b2; --line: #2c323b; --panel: #1c2027; --warn: #f0c674; }
-}
-* { box-sizing: border-box; }
-body {
-  margin: 0; background: var(--paper); color: var(--ink); font: 16px/1.6 system-ui, sans-serif;
-  -webkit-text-size-adjust: 100%; text-size-adjust: 100%;
-}
-main { max-width: 64rem; margin: 0 auto; padding: 2rem 1.25rem 4rem; overflow-wrap: break-word; }
-h1, h2, h3 { line-height: 1.25; }
-h2 { margin-top: 3rem; padding-top: 1.5rem; border-top: 1px solid var(--line); }
-p, ul { max-width: 48rem; }
-blockquote { margin: 0; padding: 0 1rem; border: 1px solid var(--warn); border-left-width: 5px; color: var(--warn); }
-code, pre { font-family: ui-monospace, Menlo, Consolas, monospace; font-size: 0.85em; background: var(--panel); }
-pre { padding: 0.9rem 1rem; border: 1px solid var(--line); white-space: pre-wrap; overflow-wrap: anywhere; }
-pre code { font-size: 0.95em; }
-.wide { margin: 0 0 1rem; border: 1px solid var(--line); overflow-x: auto; }
-table { width: 100%; border-collapse: collapse; font-size: 0.9rem; font-variant-numeric: tabular-nums; }
-th, td { padding: 0.5rem 0.8rem; text-align: left; vertical-align: top; }
-th { background: var(--panel); color: var(--soft); }
-tbody tr { border-top: 1px solid var(--line); }
+:root { color-scheme: light dark; }
+main { max-width: 64rem; margin: 0 auto; padding: 2rem 1.25rem; font: 16px/1.6 system-ui, sans-serif; }
+body { margin: 0; background: Canvas; color: CanvasText; overflow-wrap: break-word; text-size-adjust: 100%; }
+blockquote { margin: 0; padding: 0 1rem; border-left: 5px solid orange; }
+pre { padding: 0.9rem; border: 1px solid GrayText; white-space: pre-wrap; overflow-wrap: anywhere; }
+.wide { overflow-x: auto; }
+table { width: 100%; border-collapse: collapse; }
+th, td { padding: 0.5rem 0.8rem; border-bottom: 1px solid GrayText; text-align: left; vertical-align: top; }
 img { max-width: min(100%, 30rem); height: auto; }
 """
 _POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"

@@ -36,7 +36,7 @@ from tfdp_rec.core.ground.files import replacing, rows_at_a_time
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.job import report
-from tfdp_rec.job.budget import ITEMS, LABELS, PRETRAINING_SUMS, PRIOR, SUMS, Budget, count_days, pretraining_release
+from tfdp_rec.job.budget import ITEMS, LABELS, PRETRAINING_SUMS, PRIOR, SUMS, Budget, count_days, release_file
 from tfdp_rec.job.evaluation import HISTORY, Evaluation, NewItemExamples, same_for_all
 from tfdp_rec.job.recommenders import names, private_sums
 from tfdp_rec.job.recommenders.names import is_trained, is_two_tower
@@ -65,7 +65,7 @@ def run(
 ) -> RunFolder:
     """Does all of a job, or what is not done yet, and writes the run folder; `train` trains elsewhere than here."""
     settings = state.settings
-    show = Progress(3 + len(settings.mechanism) + len(_files_before_making(settings)), verbose)
+    show = Progress(3 + len(settings.mechanism) + len(_release_files(settings)), verbose)
     log = _read_log(source, state, show)
     try:
         job = _prepare(source, state, show, log)
@@ -97,9 +97,9 @@ def run(
         state.close()
 
 
-def _files_before_making(settings: JobSettings) -> list[str]:
+def _release_files(settings: JobSettings) -> list[str]:
     """The files of what is released before the recommenders are made."""
-    return [file for file in (SUMS, PRETRAINING_SUMS, PRIOR) if file in map(pretraining_release, settings.mechanism)]
+    return [file for file in (SUMS, PRETRAINING_SUMS, PRIOR) if file in map(release_file, settings.mechanism)]
 
 
 def _read_log(source: LogSource, state: RunState, show: Progress) -> Interactions:
@@ -123,14 +123,14 @@ def _prepare(source: LogSource, state: RunState, show: Progress, log: Interactio
     kind = (log.found()[1] if public is None else public.ids).type
     job = Job(settings, source, state, show, log, users, public, source.titles(kind), source.features(kind), budget)
     for name, ledger in state.ledgers.items():
-        file = pretraining_release(name)
+        file = release_file(name)
         budget.refuse_excess(ledger, state.events_due(name, budget.releases(*([file] if file else []))))
     if state.earlier:
         refuse_other_kind("item", state.earlier.items.ids.type, kind)
         if is_trained(settings.released_name):
             from tfdp_rec.job.recommenders import training
 
-            training.released_model(job)
+            training.load_released_model(job)
     _refuse_full_disk(job)
     if state.is_familiar:
         print(
@@ -138,11 +138,11 @@ def _prepare(source: LogSource, state: RunState, show: Progress, log: Interactio
             "twice, and may cost as much again.", file=sys.stderr,
         )  # fmt: skip
     if users.sampling is not None:
-        from tfdp_rec.job.recommenders import rehearsal, training
+        from tfdp_rec.job.recommenders import training
 
         if not state.noises:
             state.keep(noises=training.decide_noises(job))
-        rehearsal.rehearse(job)
+        training.rehearse(job)
     return job
 
 
@@ -237,10 +237,10 @@ def _take_seats(job: Job) -> NDArray[np.bool_] | None:
     state = job.state
     if job.budget.days_per_user is None:
         return None
-    seats = take_seats(state.folder.private, job.chain, job.budget, job.log, state.seats)
-    state.keep(seats=seats.id)
-    job.show.note(f"for you alone: {seats.of_users.sum():,} of {len(job.log):,} users have a seat today")
-    return seats.of_users
+    seated, list_id = take_seats(state.folder.private, job.chain, job.budget, job.log, state.seats)
+    state.keep(seats=list_id)
+    job.show.note(f"for you alone: {seated.sum():,} of {len(job.log):,} users have a seat today")
+    return seated
 
 
 # What is released before a recommender is made: items, sums, the prior.
@@ -311,7 +311,7 @@ def _gather(job: Job, items: Items, seated: NDArray[np.bool_] | None) -> Materia
     releases: dict[str | None, Any] = {
         file: _count_popularity(job, log, counted) if file == PRIOR else
         private_sums.release(job, log, counted, file, features, seated is not None)
-        for file in _files_before_making(job.settings)
+        for file in _release_files(job.settings)
     }  # fmt: skip
     examples = NewItemExamples(log, job.users.test[:_TEST_USERS])
     tests = Evaluation(examples, job.settings.seed, min(500, rows_at_a_time([1, log.num_items], _SCORES)))
@@ -404,7 +404,7 @@ def _write_report(
     """The report, with results and settings beside it."""
     job.show.begin("writing the report")
     settings, folder, released = job.settings, job.state.folder, job.settings.released_name
-    days = max(1, count_days(job.chain, pretraining_release(released)))
+    days = max(1, count_days(job.chain, release_file(released)))
     config = {
         **dataclasses.asdict(settings), "when": datetime.datetime.now().isoformat(timespec="minutes"),
         "num_users": len(job.log), "train_users": len(job.users.train), "num_items": len(items),

@@ -88,7 +88,7 @@ class RunReport:
     answers: Sequence[tuple[Any, str]]  # ids and titles of the first items recommended for an empty history
 
     @property
-    def by_name(self) -> dict[str, dict[str, Any]]:
+    def records(self) -> dict[str, dict[str, Any]]:
         """Records by recommender."""
         return {result["recommender"]: result for result in self.results}
 
@@ -134,7 +134,7 @@ def write(report: RunReport) -> None:
     blocks = [
         f"# {title}", _WARNING, *_tests(report),
         "\n".join(f"![{about}]({file})" for file, (about, _) in pictures.items()),
-        page.section("Model card", _what_is_released(report), _PRIVATE_FILES),
+        page.section("Model card", _describe_release(report), _PRIVATE_FILES),
         *_card(report, folder.path.resolve().name, True),
         *([page.section("What each of the others has cost", *others)] if others else []),
     ]  # fmt: skip
@@ -150,14 +150,14 @@ def write(report: RunReport) -> None:
 
 def _tests(report: RunReport) -> list[str]:
     """The few figures that one looks for first, and the table of all."""
-    config, result = report.config, report.by_name[report.recommender.name]
+    config, result = report.config, report.records[report.recommender.name]
     users, cost = result["test_users"], "- ε, user-level: **∞** (not private)"
     if report.recommender.claims_epsilon:
         cost = f"- ε, user-level: **{_epsilon(result['epsilon'])}** (at δ = {config['delta']:g}, of what is released)"
     trained = f"- users: **{config['train_users']:,}** (trained on"
     if not users:
         return [f"{cost}\n{trained})", "No held-out user has two different items: nothing was tested."]
-    popular = report.by_name[names.popularity.name]["recalls"]["recall@10"]
+    popular = report.records[names.popularity.name]["recalls"]["recall@10"]
     found = (
         f"- recall@10 of what is released: **{result['recalls']['recall@10']:.3f}** (95% interval "
         f"{_interval(result, 'recall@10', 3)}; exact popularity {popular:.3f})"
@@ -165,7 +165,7 @@ def _tests(report: RunReport) -> list[str]:
     heading, *rows = table(report.results)
     return [
         f"{cost}\n{found}\n{trained}; {users:,} others tested on)",
-        page.table(heading, rows, list(report.by_name).index(report.recommender.name)),
+        page.table(heading, rows, list(report.records).index(report.recommender.name)),
         _OF_THE_TESTS.format(users=users, history=HISTORY),
     ]
 
@@ -185,7 +185,7 @@ def _interval(result: Mapping[str, Any], metric: str, digits: int) -> str:
 def _pictures(report: RunReport) -> dict[str, tuple[str, bytes]]:
     """Plots by the names of their files, each with what describes it to a screen reader."""
     lines = report.folder.metrics()
-    tested = {name: result for name, result in report.by_name.items() if result["test_users"]}
+    tested = {name: result for name, result in report.records.items() if result["test_users"]}
     pictures = {}
     if tested:
         about = "recall@k of those that were tested, for each k, with 95% intervals"
@@ -277,17 +277,17 @@ def _sizes(report: RunReport) -> str:
         f"{config['num_items']:,} items, {items}. Rows {'in order of time' if config['ordered'] else 'without order'}."
     )
     if is_trained(name):
-        made, clip = report.by_name[name]["steps"], JobSettings.from_config(config).clip_of(name)
+        made, clip = report.records[name]["steps"], JobSettings.from_config(config).clip_of(name)
         said += f" Trained: {made} steps of {config['batch_size']} users on average, clip {clip:g}."
     return said
 
 
-def _what_is_released(report: RunReport) -> str:
+def _describe_release(report: RunReport) -> str:
     """Which recommender the folder holds, and what the release of another would cost."""
     there = f"**{report.recommender.label}** is in `release/servable/`"
     if not report.recommender.claims_epsilon:
         return f"{there}. It is not private: no ε holds for it."
-    made = [look_up(name) for name in report.by_name if name in (report.recommender.name, *report.others)]
+    made = [look_up(name) for name in report.records if name in (report.recommender.name, *report.others)]
     private = [each.label for each in made if each.claims_epsilon]
     alone = f"{there}, and it alone; it was chosen by its name before training, so that the choice costs no privacy."
     if len(private) < 2:

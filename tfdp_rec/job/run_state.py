@@ -109,7 +109,7 @@ class WarmStart:
         path = find(folder, RELEASED)
         found = cls.read(path)
         if found is None and path.exists():
-            raise _changed_file(path, KeyError("items"))
+            raise _change_error(path, KeyError("items"))
         if found is None:
             raise ValueError(
                 f"{folder} has no {RELEASED}, what it released, so that there is nothing to add a day to: it was "
@@ -132,7 +132,7 @@ class WarmStart:
                 mark = Mark(**json.loads(str(file["mark"])))
                 model = str(file["model"]) if "model" in file else ""
         except _BROKEN as problem:
-            raise _changed_file(path, problem) from None
+            raise _change_error(path, problem) from None
         pairs = zip(table["item"].to_pylist(), table["title"].to_pylist())
         titles = {item: title for item, title in pairs if title is not None}
         return cls(Items(table["item"].combine_chunks()), mark, release, titles, model)
@@ -169,13 +169,13 @@ def settings_to_continue(folder: Path) -> tuple[JobSettings, Mark]:
         alone = {"mechanism": [config.get("released", "spectral")], "export": None}
         settings = JobSettings.from_config({**config, **fixed, **alone})
     except _WRONG_JSON as problem:
-        raise _changed_file(path, problem) from None
+        raise _change_error(path, problem) from None
     if settings.user and bool(settings.items) != decided.public:
         raise ValueError(f"{path} was changed: its ledger was begun with other items. Put it back.")
     return settings, mark
 
 
-def _changed_file(path: Path, problem: Exception) -> ValueError:
+def _change_error(path: Path, problem: Exception) -> ValueError:
     return ValueError(f"{path} was changed: put it back from a backup ({problem}).")
 
 
@@ -330,7 +330,7 @@ class RunState:
         except FileNotFoundError:
             raise ValueError(f"{directory} holds no run to go on with: leave --resume out to begin one.") from None
         except _WRONG_JSON as problem:
-            raise _changed_file(pathlib.Path(directory) / RUN, problem) from None
+            raise _change_error(pathlib.Path(directory) / RUN, problem) from None
         now = choose(before)
         now.refuse_changes(before, directory, _FREE)
         if out and os.path.abspath(out) != run["out"]:
@@ -397,7 +397,7 @@ class RunState:
             gone_on = self.earlier.mark != self.continues
             self._since[path] = self._since[path] or ledger.mark.lines
         elif mark and any(paid.number >= mark["lines"] and paid.label in LABELS.values() for paid in ledger.paid):
-            gone_on = not _lost_labels(ledger.paid, 0, self.directory)
+            gone_on = not _labels_without_file(ledger.paid, 0, self.directory)
         if gone_on:
             raise ValueError(
                 f"{self.out} has gone on since this was begun in {self.directory}, so that nothing is left to do here: "
@@ -452,7 +452,7 @@ class RunState:
 
     def _refuse_lost(self) -> None:
         for name, ledger in self.ledgers.items():
-            lost = _lost_labels(ledger.paid, self._since[self._paths[name]], self.directory)
+            lost = _labels_without_file(ledger.paid, self._since[self._paths[name]], self.directory)
             if lost:
                 another = "begin the day again with --continue" if self.continues else "begin another run"
                 raise ValueError(
@@ -517,7 +517,7 @@ def outcome(directory: pathlib.Path) -> str:
         for path in run["ledgers"]:
             since = run["since"].get(path, 0)
             paid = [each for each in read(pathlib.Path(run["out"]) / path).paid if each.number >= since]
-            if _lost_labels(paid, since, directory):
+            if _labels_without_file(paid, since, directory):
                 return LOST
             found = RESUMABLE if paid else found
         return found
@@ -556,7 +556,7 @@ def _read_run(directory: Path) -> dict[str, Any]:
     return run
 
 
-def _lost_labels(paid: Sequence[Paid], since: int, directory: pathlib.Path) -> list[str]:
+def _labels_without_file(paid: Sequence[Paid], since: int, directory: pathlib.Path) -> list[str]:
     """Labels of releases that were paid for since then, and are in no file."""
     lost = {label for name, label in LABELS.items() if not (directory / name).exists()}
     return [each.label for each in paid if each.number >= since and each.label in lost]

@@ -25,7 +25,6 @@ A day that is resumed has the seats that it took, unless a later day has paid fo
 from __future__ import annotations
 
 import bisect
-import dataclasses
 import os
 import pathlib
 import secrets
@@ -58,30 +57,17 @@ class _Note(NamedTuple):
 _NONE = _Note(-1, 0, "")
 
 
-@dataclasses.dataclass(frozen=True)
-class DaySeats:
-    """The seats of one day.
-
-    Attributes:
-        of_users: Whether each user of the log has one.
-        id: The list that they are in.
-    """
-
-    of_users: NDArray[np.bool_]
-    id: str
-
-
-def take_seats(folder: pathlib.Path, ledger: Ledger, budget: Budget, log: Interactions, mine: str = "") -> DaySeats:
-    """Takes the seats of a day, durably, before anything of it is paid for."""
+def take_seats(
+    folder: pathlib.Path, ledger: Ledger, budget: Budget, log: Interactions, mine: str = ""
+) -> tuple[NDArray[np.bool_], str]:
+    """Takes the seats of a day, durably, before anything of it is paid for: whose, and the id of their list."""
     # mine: id of the list in which this day has taken its seats before, if it has; folder: private
     notes = _notes(ledger)
-    last, paid = notes[-1], _notes_that_paid(ledger, notes)
-    held = _read(folder, last)
-    if held.num_rows:
-        why = ", so that a user would not be known again"
-        refuse_other_kind("user", held["user"].type, log.unit_ids.type, why)
+    last, paid = notes[-1], _notes_with_payment(ledger, notes)
+    held = _read(folder, last, _ids(log).type)
+    refuse_other_kind("user", held["user"].type, log.unit_ids.type, ", so that a user would not be known again")
     if mine and mine == last.list:
-        return DaySeats(_have_seats(log, held, last.day), mine)
+        return _have_seats(log, held, last.day), mine
     own = next((note for note in notes if mine and note.list == mine), None)
     if own and any(note.number > own.number for note in paid):
         raise ValueError(
@@ -92,15 +78,14 @@ def take_seats(folder: pathlib.Path, ledger: Ledger, budget: Budget, log: Intera
     days = {note.day for note in paid}
     held = held.filter(pc.is_in(held["day"], pa.array(sorted(days), pa.int32())))  # other seats are free again
     if own in paid:
-        return DaySeats(_have_seats(log, held, own.day), _write(folder, ledger, held, own.day))
+        return _have_seats(log, held, own.day), _write(folder, ledger, held, own.day)
     day = max(days, default=0) + 1
     if day > budget.days:
         raise ValueError(f"{ledger.path}: all of the {budget.days} days that the first one decided on are over.")
     seated = _count_seats(log, held) < most_seats(budget, day, log.uniforms("seats"))
     users = _ids(log).filter(pa.array(seated))
     rows = pa.table({"user": users, "day": pa.array(np.full(len(users), day), pa.int32())})
-    table = pa.concat_tables([held, rows]) if held.num_rows else rows
-    return DaySeats(seated, _write(folder, ledger, table, day))
+    return seated, _write(folder, ledger, pa.concat_tables([held, rows]), day)
 
 
 def most_seats(budget: Budget, day: int, phases: NDArray[np.float64]) -> NDArray[np.int64]:
@@ -117,7 +102,7 @@ def _notes(ledger: Ledger) -> list[_Note]:
     return [_Note(line["number"], **line["settings"]) for line in lines] or [_NONE]
 
 
-def _notes_that_paid(ledger: Ledger, notes: list[_Note]) -> list[_Note]:
+def _notes_with_payment(ledger: Ledger, notes: list[_Note]) -> list[_Note]:
     """The notes of days that have paid for something: a payment is of the day that has taken seats before it."""
     numbers = [note.number for note in notes]
     places = sorted({bisect.bisect(numbers, payment.number) for payment in ledger.paid} - {0})
@@ -141,11 +126,11 @@ def _name(folder: pathlib.Path) -> None:
     sync_entry(os.fspath(folder))
 
 
-def _read(folder: pathlib.Path, last: _Note) -> pa.Table:
-    """The list that the ledger has noted last."""
+def _read(folder: pathlib.Path, last: _Note, kind: pa.DataType) -> pa.Table:
+    """The list that the ledger has noted last; an empty one, for ids of a kind, if it has noted none."""
     path, following = folder / _LIST, folder / _NEXT
     if last == _NONE and not path.exists():
-        return pa.table({"user": pa.array([], pa.string()), "day": pa.array([], pa.int32())})
+        return pa.table({"user": pa.array([], kind), "day": pa.array([], pa.int32())})
     try:
         if following.exists() and _id(following) == last.list:  # a process was killed between noting and naming it
             _name(folder)
@@ -178,8 +163,6 @@ def _ids(log: Interactions) -> pa.ChunkedArray:
 
 def _count_seats(log: Interactions, held: pa.Table) -> NDArray[np.int64]:
     """Number of seats that each user of the log has had."""
-    if not held.num_rows:
-        return np.zeros(len(log), np.int64)
     had = held.group_by("user").aggregate([("day", "count")])
     places = pc.index_in(_ids(log), value_set=had["user"].combine_chunks())
     return np.append(had["day_count"].to_numpy(), 0)[places.fill_null(-1).to_numpy()]

@@ -53,7 +53,7 @@ class SlotAnswers(Protocol):
         """Slots and scores of the k best items that are not in the history, `[batch, k]`; slot −1 fills up."""
         # history: slots `[batch, n]`, the oldest first; −1, in any place, counts for nothing
 
-    def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    def best_among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         """As `best`, of some items alone: different slots, `[a]`."""
 
 
@@ -96,8 +96,8 @@ class WholeCatalogue(tf.Module):
         slots = tf.range(len(self.places), dtype=tf.int64)
         return answer_in_groups(lambda some: first(self._mask_history(some), slots, k), history, k, len(self.places))
 
-    def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `SlotAnswers.among`."""
+    def best_among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `SlotAnswers.best_among`."""
         allowed = tf.sort(allowed)  # of equal scores the first of the catalogue
 
         def answer(some: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -249,29 +249,29 @@ class OwnIds(tf.Module):
         history, k = tf.TensorSpec([None, None], self.kind, "history"), tf.TensorSpec([], tf.int32, "k")
         several = tf.TensorSpec([None], self.kind, "items"), tf.TensorSpec([None], tf.int32, "lengths")
         asked = {
-            "serving_default": (self._default, [history]),
-            "top_k": (self._top_k, [history, k]),
-            "among": (self._among, [history, k, tf.TensorSpec([None], self.kind, "allowed")]),
-            "ragged": (self._ragged, [*several, k]),
+            "serving_default": (self._answer_default, [history]),
+            "top_k": (self._answer, [history, k]),
+            "among": (self._answer_among, [history, k, tf.TensorSpec([None], self.kind, "allowed")]),
+            "ragged": (self._answer_lists, [*several, k]),
         }
         return {name: tf.function(function, input_signature=specs) for name, (function, specs) in asked.items()}
 
-    def _default(self, history: tf.Tensor) -> dict[str, tf.Tensor]:
-        return self._top_k(history, tf.constant(self.k))
+    def _answer_default(self, history: tf.Tensor) -> dict[str, tf.Tensor]:
+        return self._answer(history, tf.constant(self.k))
 
-    def _top_k(self, history: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _answer(self, history: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
         slots = self.slots.lookup(history)
-        return self._in_words(slots, *self.answers.best(slots, _positive(k)))
+        return self._to_outputs(slots, *self.answers.best(slots, _positive(k)))
 
-    def _among(self, history: tf.Tensor, k: tf.Tensor, allowed: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _answer_among(self, history: tf.Tensor, k: tf.Tensor, allowed: tf.Tensor) -> dict[str, tf.Tensor]:
         slots, some = self.slots.lookup(history), self.slots.lookup(allowed)
         some, _ = tf.unique(tf.boolean_mask(some, some >= 0))
-        return self._in_words(slots, *self.answers.among(slots, _positive(k), some))
+        return self._to_outputs(slots, *self.answers.best_among(slots, _positive(k), some))
 
-    def _ragged(self, items: tf.Tensor, lengths: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
-        return self._top_k(tf.RaggedTensor.from_row_lengths(items, lengths).to_tensor(self.padding), k)
+    def _answer_lists(self, items: tf.Tensor, lengths: tf.Tensor, k: tf.Tensor) -> dict[str, tf.Tensor]:
+        return self._answer(tf.RaggedTensor.from_row_lengths(items, lengths).to_tensor(self.padding), k)
 
-    def _in_words(self, history: tf.Tensor, slots: tf.Tensor, scores: tf.Tensor) -> dict[str, tf.Tensor]:
+    def _to_outputs(self, history: tf.Tensor, slots: tf.Tensor, scores: tf.Tensor) -> dict[str, tf.Tensor]:
         there, some = slots >= 0, tf.maximum(slots, 0)
         return {
             "ids": tf.where(there, tf.gather(self.ids, some), self.padding),

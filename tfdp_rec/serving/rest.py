@@ -123,7 +123,7 @@ class Served:
             got = ", ".join(given) or "nothing"
             raise BadRequest(f"This signature takes {', '.join(specs)}, got {got[:200]}.")
         tensors = {
-            name: (_ragged if self._recommends and name == "history" else _tensor)(name, given[name], spec)
+            name: (_to_ragged if self._recommends and name == "history" else _tensor)(name, given[name], spec)
             for name, spec in specs.items()
         }
         self._refuse_too_much(tensors)
@@ -196,7 +196,7 @@ def _columns_of_rows(rows: Any, specs: Mapping[str, tf.TensorSpec]) -> dict[str,
     return {name: [row[name] for row in rows] for name in specs}
 
 
-def _ragged(name: str, histories: Any, spec: tf.TensorSpec) -> Any:
+def _to_ragged(name: str, histories: Any, spec: tf.TensorSpec) -> Any:
     """A ragged tensor from lists of different lengths."""
     if not isinstance(histories, list) or not all(isinstance(each, list) for each in histories):
         return _tensor(name, histories, spec)

@@ -152,7 +152,7 @@ class Server:
         while message.get("more_body"):
             message = await receive()
             text += message.get("body", b"")
-        scope["state"]["connection"].stop_waiting()
+        scope["state"]["connection"].note_request()
         return await self._predict(text)
 
     async def _predict(self, text: bytearray) -> bytes:
@@ -175,27 +175,27 @@ class _Connection(h11_impl.H11Protocol):
         # Head and body are sent one after the other: without it the body waits 40 ms until its head is noted.
         transport.get_extra_info("socket").setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, True)
         if len(self.connections) > self.app.most_connections:
-            next(iter(self.app.waiting), self).cut()
+            next(iter(self.app.waiting), self).abort()
         self.wait_for_caller()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        self.stop_waiting()
+        self.note_request()
         super().connection_lost(exc)
 
     def wait_for_caller(self) -> None:
         """Gives the caller its seconds, in all and from now on, to take an answer and to send a request."""
-        self.stop_waiting()
+        self.note_request()
         if not self.transport.is_closing():
-            self.app.waiting[self] = self.loop.call_later(self.app.patience, self.cut)
+            self.app.waiting[self] = self.loop.call_later(self.app.patience, self.abort)
 
-    def stop_waiting(self) -> None:
+    def note_request(self) -> None:
         """Notes that the request is there."""
         if timer := self.app.waiting.pop(self, None):
             timer.cancel()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Ends the connection."""
-        self.stop_waiting()
+        self.note_request()
         self.transport.abort()
 
 

@@ -1,6 +1,6 @@
 """Whether the order of histories tells what comes next: decided under differential privacy, before all else is spent.
 
-Near pairs (`near_pairs.py`) are far better than pairs of any two items where order matters, and worse where times are
+Near pairs (`pair_sums.py`) are far better than pairs of any two items where order matters, and worse where times are
 arbitrary. So, of σ_g⁻², the share of the pairs,
 
     1/10    pays for a first release of the near pairs,

@@ -3,8 +3,8 @@
     histories -> DP counts -> head: the items whose rows stand out of the noise -> DP Gram matrix of the head
               -> denoised -> ridge regression: scores = βμ + history · B - o
 
-Nothing is trained. The private part is `sums/counts.py` and `gram.py`, or `near_pairs.py` for ordered histories, which
-bound what one user gives, and `sums/fixed_point.py`, which adds the noise; everything after that is arithmetic on
+Nothing is trained. The private part is `sums/counts.py` and `pair_sums.py`, which bound what one user
+gives, and `sums/fixed_point.py`, which adds the noise; everything after that is arithmetic on
 releases.
 
 **A history in order**, d items of the catalogue, the oldest first, has weights h: an item that j others follow
@@ -20,7 +20,7 @@ import dataclasses
 import functools
 import math
 import zipfile
-from collections.abc import Callable, Iterable, Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from typing import IO, Any, TypeAlias
 
 import numpy as np
@@ -38,8 +38,7 @@ from tfdp_rec.datasets.log import Catalogue, log_of
 from tfdp_rec.spectral import order, rules
 from tfdp_rec.spectral.denoising import weights_between_items
 from tfdp_rec.spectral.features import arrays_of, item_vectors, likeness, vectors_of
-from tfdp_rec.spectral.gram import grid_gram
-from tfdp_rec.spectral.near_pairs import WINDOW, near_pairs
+from tfdp_rec.spectral.pair_sums import WINDOW, pair_sums
 from tfdp_rec.spectral.release import Release
 from tfdp_rec.sums.counts import private_counts
 from tfdp_rec.sums.fixed_point import ONE, check_noise, release_pairs, release_sums
@@ -226,7 +225,7 @@ class SpectralRecommender:
             histories: Raw ids of each user, every user once: `tfdp_rec.spectral.Histories` (flat arrays, also mapped
                 files), `Timelines`, or an iterable over users that can be iterated twice. Ids outside the catalogue
                 do not count, and repeats count once, in ordered histories where an item first occurs.
-            verbose: 0 prints nothing, 1 a line for each task, and the users counted so far.
+            verbose: 0 prints nothing, 1 a line for each task.
 
         Raises:
             RuntimeError: The recommender was fitted before.
@@ -262,9 +261,7 @@ class SpectralRecommender:
         counted = self._before.add_counts(counts, *given)
         head = self._head(counted, counted.noise_with(self.split.gram), self.ordered is not False)
         say(f"counting pairs of {len(head)} items")
-        silent = self.users_private or not verbose
-        counted_so_far = (lambda users: None) if silent else _count_users(self.num_users)
-        noisy, noise = self._pairs(source, counted, head, counted_so_far)
+        noisy, noise = self._pairs(source, counted, head)
         made = counted.add_pairs(head[: len(noisy)], noisy, noise, bool(self.ordered))
         votes = (0.0, 0.0) if self.vote is None else dataclasses.astuple(self.vote)
         self.released = dataclasses.replace(made, votes=votes[0], votes_noise=votes[1])
@@ -290,22 +287,18 @@ class SpectralRecommender:
     def _head(self, counted: Release, sigma: float, ordered: bool) -> NDArray[np.int64]:
         return rules.head_of(counted.counts, counted.users, sigma, self._size, ordered)
 
-    def _pairs(
-        self, source: Any, counted: Release, head: NDArray[np.int64], progress: Callable[[int], None]
-    ) -> tuple[NDArray[np.float32], float]:
+    def _pairs(self, source: Any, counted: Release, head: NDArray[np.int64]) -> tuple[NDArray[np.float32], float]:
         """Noisy pairs of the head, or of its first items, and the noise's deviation, once it is decided which pairs."""
         sigma, words = self.split.gram, self._words
         if self.ordered is not None:
-            total = (near_pairs if self.ordered else grid_gram)(source, self.catalogue, head, progress)
-            return release_pairs(total, sigma, words), sigma
-        total = near_pairs(source, self.catalogue, head, lambda users: None)
+            return release_pairs(pair_sums(source, self.catalogue, head, self.ordered), sigma, words), sigma
+        total = pair_sums(source, self.catalogue, head, ordered=True)
         first = release_pairs(total, sigma / order.FIRST**0.5, words)
         self.vote = found = self._vote(source, counted, head, first)
         self.ordered, noise = found.ordered, sigma / order.REST**0.5
         if not self.ordered:
             head = self._head(counted, noise, ordered=False)
-            return release_pairs(grid_gram(source, self.catalogue, head, progress), noise, words), noise
-        progress(self.num_users)
+            return release_pairs(pair_sums(source, self.catalogue, head, ordered=False), noise, words), noise
         second, both = release_pairs(total, noise, words), order.FIRST + order.REST
         first *= order.FIRST / both
         second *= order.REST / both
@@ -493,15 +486,3 @@ def _first(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
     least = np.partition(scores, len(scores) - k)[len(scores) - k]
     places = np.flatnonzero(scores >= least)
     return places[np.argsort(-scores[places], kind="stable")][:k]
-
-
-def _count_users(num_users: int) -> Callable[[int], None]:
-    """A function that is told of further users and prints how many there are so far, on one line."""
-    done = 0
-
-    def progress(users: int) -> None:
-        nonlocal done
-        done += users
-        print(f"\r  {done:,} of {num_users:,} users", end="\n" * (done >= num_users), flush=True)
-
-    return progress

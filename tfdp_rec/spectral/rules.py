@@ -30,7 +30,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdp_rec.spectral.near_pairs import OWN
+from tfdp_rec.spectral.pair_sums import OWN
 from tfdp_rec.spectral.release import Release
 
 USERS = 0.01

@@ -65,8 +65,8 @@ class SpectralAnswers(tf.Module):
         scores = tf.where(held > 0, LEFT_OUT, scores)
         return self._first(scores, tf.range(tf.cast(self.head_size + rest, tf.int64)), k)
 
-    def among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        """As `SlotAnswers.among`."""
+    def best_among(self, history: tf.Tensor, k: Any, allowed: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """As `SlotAnswers.best_among`."""
         if self.likeness is None:
             return self._answer_among(history, k, allowed)
         return answer_in_groups(lambda some: self._answer_among(some, k, allowed), history, k, self.items)

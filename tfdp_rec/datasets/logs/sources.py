@@ -78,9 +78,7 @@ def _format_of(path: Path) -> str:
 def rows_about(source: Any) -> int:
     """A guess at how many rows there are, from sizes; for Parquet, what the files say."""
     files = files_of(source)
-    if files is None:
-        return int(_table(source).num_rows)
-    return sum(_rows_of(path) for path in files)
+    return int(_table(source).num_rows) if files is None else sum(map(_rows_of, files))
 
 
 def _rows_of(path: Path) -> int:

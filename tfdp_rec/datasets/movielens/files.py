@@ -116,15 +116,13 @@ def _ratings(path: Path) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[
         )
     except (pa.ArrowInvalid, pa.ArrowKeyError) as problem:
         _complain(path, str(problem))
-    if any(table[name].null_count for name in _COLUMNS):
-        _complain(path, "a field is empty")
-    columns = {name: table[name].to_numpy() for name in _COLUMNS}
     if not len(table):
         raise ValueError(f"{path} holds no rating.")
-    whole = ("userId", "movieId", "timestamp")
-    if min(columns[name].min() for name in whole) < 0 or not np.isfinite(columns["rating"]).all():
-        _complain(path, "a number is negative or not finite")
-    return columns["userId"], columns["movieId"], columns["timestamp"]
+    columns = [table[name].to_numpy() for name in _COLUMNS]  # NaN where a field is empty
+    users, movies, _, times = columns
+    if not all(np.isfinite(column).all() for column in columns) or min(users.min(), movies.min(), times.min()) < 0:
+        _complain(path, "a number is missing, negative or not finite")
+    return users, movies, times
 
 
 def _complain(path: Path, problem: str) -> None:

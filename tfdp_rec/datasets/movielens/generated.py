@@ -98,7 +98,8 @@ class _Catalogue:
         self.bounds = self.cumulative[np.searchsorted(tastes[self.by_taste], np.arange(num_tastes + 1))]
         self.sequel = self._sequels(ranks, tastes)
         self.raw_ids = np.sort(rng.choice(5 * num_movies, num_movies, replace=False)) + 1
-        self.titles = _titles(num_movies, rng)
+        years = rng.integers(1930, 2016, num_movies)
+        self.titles = [f"Movie {each} ({year})" for each, year in zip(self.raw_ids, years)]
 
     def _sequels(self, ranks: NDArray[np.int64], tastes: NDArray[np.int64]) -> NDArray[np.int64]:
         """A movie's sequel: the next by popularity in its taste; the last one's is the first."""
@@ -176,30 +177,3 @@ def _choose_first(
     kept = fresh[np.arange(len(fresh)) - starts[users[fresh]] < wanted[users[fresh]]]
     seen[pairs[kept]] = True
     return users[kept], watched[kept]
-
-
-_ADJECTIVES = (
-    "Silent Crimson Borrowed Last Hollow Golden Distant Broken Electric Paper Midnight Quiet Burning Hidden Winter "
-    "Velvet Restless Gentle Wild Forgotten Iron Scarlet Northern Lonely Perfect Secret Blue Crooked Endless Strange "
-    "Second Little Frozen Final Honest Savage Tender Empty Bright Stolen"
-).split()
-_NOUNS = (
-    "Harbor Garden Letter Promise River Machine Orchard Kingdom Summer Station Mirror Highway Detective Lantern "
-    "Island Carnival Stranger Theater Mountain Soldier Horizon Daughter Engine Village Piano Tide Compass Shadow "
-    "Market Rocket Painter Bridge Wedding Comet Thief Cathedral Storm Waltz Desert Fortune Signal Harvest Empire "
-    "Clockmaker Wolf"
-).split()
-_PATTERNS = ("The {a} {n} ({y})", "{a} {n} ({y})", "{n} of the {a} {m} ({y})", "The {n} and the {m} ({y})")
-
-
-def _titles(count: int, rng: np.random.Generator) -> list[str]:
-    """Different titles, each with its year, as MovieLens writes them."""
-    titles: dict[str, None] = {}
-    while len(titles) < count:
-        pattern, adjective, noun, other = (
-            rng.choice(words, 2 * count) for words in (_PATTERNS, _ADJECTIVES, _NOUNS, _NOUNS)
-        )
-        years = rng.integers(1930, 2016, 2 * count)
-        for p, a, n, m, y in zip(pattern, adjective, noun, other, years):
-            titles[p.format(a=a, n=n, m=m, y=y)] = None
-    return list(titles)[:count]

@@ -37,7 +37,7 @@ class ClusterTraining:
         try:
             timelines = SharedTimelines(training.examples(), path)
             trainer = ParameterServerTrainer(
-                training.untrained_model, lambda: _make_optimizer(training),
+                training.make_model, lambda: _make_optimizer(training),
                 lambda: timelines.batches(sampling), self._resolver, sampling=sampling,  # type: ignore[arg-type]
                 checkpoint_directory=state.training_folder(name) if name != mechanisms.sgd.name else None,
                 checkpoint_every=state.every, ledger=training.ledger, earlier_steps=state.steps_before(name),
@@ -63,9 +63,9 @@ def _make_optimizer(training: Training) -> Any:
 
 def _train(trainer: ParameterServerTrainer, training: Training) -> MadeRecommender:
     settings, folder = training.job.settings, training.job.state.folder
-    accountant, within = training.accounting(trainer.cluster_model.optimizer, pays=False)
+    accountant, within = training.make_accountant(trainer.cluster_model.optimizer, pays=False)
     made = trainer.resume() if accountant is not None else 0
-    curve, left = _ClusterCurve(folder, training.name, trainer), training.steps_left(made, within)
+    curve, left = _ClusterCurve(folder, training.name, trainer), training.steps_to_make(made, within)
     a_report = -(-settings.steps // min(EVALUATIONS, settings.steps))
     try:
         if left:

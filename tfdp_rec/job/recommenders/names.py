@@ -80,11 +80,11 @@ def is_planned(name: str) -> bool:
     return name in mechanisms.names(IN_ORDER)
 
 
-def replace_unsuited(names: Iterable[str], on_servers: bool, in_order: bool) -> tuple[str, ...]:
+def replace_unfit(names: Iterable[str], on_servers: bool, in_order: bool) -> tuple[str, ...]:
     """The names, with another for each that parameter servers cannot train, or that gains nothing from an order.
 
     Example:
-        >>> replace_unsuited(["spectral", "adam", "lazydpsgd"], on_servers=True, in_order=False)
+        >>> replace_unfit(["spectral", "adam", "lazydpsgd"], on_servers=True, in_order=False)
         ('spectral', 'sgd', 'lazydpsgd')
     """
     other = {adam.name: mechanisms.sgd.name} if on_servers else {}  # no server keeps Adam's state

@@ -41,19 +41,22 @@ from tfdp_rec.core.ground.files import Path, only_for_owner
 from tfdp_rec.core.mechanism.correlated_noise import INDEPENDENT, Correlation, optimised_correlation
 from tfdp_rec.core.mechanism.noise_walk import noise_walk
 from tfdp_rec.core.mechanism.rules import Recursion
+from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.next_item import NextItemExamples
-from tfdp_rec.job.budget import LABELS, PRIOR, count_days, pretraining_release
-from tfdp_rec.job.evaluation import HISTORY, KS
+from tfdp_rec.job.budget import LABELS, PRIOR, count_days, release_file
+from tfdp_rec.job.evaluation import HISTORY, KS, Evaluation, NewItemExamples
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.run_folder import MODEL
 from tfdp_rec.job.run_state import Job, MadeRecommender, Material
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.models import SASRec, TwoTower
 from tfdp_rec.models.own_catalogue import load_model
+from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.training.privacy_budget import PrivacyBudget
 from tfdp_rec.training.private_plan import PrivatePlan
 from tfdp_rec.training.training_checkpoint import TrainingCheckpoint
 
+_ITEMS, _MOST_ITEMS = 100, 10**5  # where they are yet to be found; of a public list
 EVALUATIONS = 6  # tests during a training, the last of them at its end
 _RATES, _NOISE_IN_A_ROW = {names.from_sums.name: 100.0}, 0.8
 _USUAL_RATE = 25.0  # of the main job: 4,096 users a batch, 600 steps, ε = 8, width 32, clip 1
@@ -76,7 +79,7 @@ class Training:
     @property
     def release(self) -> Any:
         """What was released for it before its steps: popularity of each item, or private sums."""
-        return self.material.releases[pretraining_release(self.name)]
+        return self.material.releases[release_file(self.name)]
 
     @property
     def sampling(self) -> Sampling:
@@ -89,7 +92,7 @@ class Training:
         """What its steps are paid in, if it claims an ε."""
         return self.job.state.ledgers[self.name] if names.look_up(self.name).claims_epsilon else None
 
-    def untrained_model(self) -> Any:
+    def make_model(self) -> Any:
         """A model over item numbers, the same for every mechanism."""
         settings = self.job.settings
         keras.utils.set_random_seed(settings.seed)
@@ -105,10 +108,10 @@ class Training:
 
     def first_model(self) -> Any:
         """What it begins with: on a further day the released model, of whose tables the rows of known items stay."""
-        model, earlier = self.untrained_model(), self.job.state.earlier
+        model, earlier = self.make_model(), self.job.state.earlier
         if earlier is None:
             return model
-        before, rows = released_model(self.job), 1 + len(earlier.items)
+        before, rows = load_released_model(self.job), 1 + len(earlier.items)
         # A day that was cut off after its model was written may have had rows of other items at the end.
         kept = dict.fromkeys((table.embeddings.path for table in before.item_tables()), range(rows))
         return before.grow_into(model, kept=kept, replaced=[each.path for each in before.constants_of_items()])
@@ -155,7 +158,7 @@ class Training:
         paid_for = [paid for paid in self.ledger.paid if not paid.steps and not isinstance(paid.event, NoOpDpEvent)]
         return [(paid.id, Entry(paid.event, paid.attempts, label=paid.label)) for paid in paid_for]
 
-    def accounting(self, optimizer: Any, pays: bool = True) -> tuple[Accountant | None, list[PrivacyBudget]]:
+    def make_accountant(self, optimizer: Any, pays: bool = True) -> tuple[Accountant | None, list[PrivacyBudget]]:
         """Its accountant, which pays in the ledger or leaves that to others, and what keeps its budget."""
         if self.name in _PEERS:
             return None, []
@@ -166,7 +169,7 @@ class Training:
         accountant.follow(optimizer)
         return accountant, [PrivacyBudget(accountant, self.job.settings.epsilon)] if self.ledger is not None else []
 
-    def steps_left(self, made: int, within: list[PrivacyBudget]) -> int:
+    def steps_to_make(self, made: int, within: list[PrivacyBudget]) -> int:
         """Number of steps still to be made: those that are missing, as far as the budget allows."""
         missing = max(0, self.job.settings.steps - made)
         for budget in within:
@@ -183,7 +186,7 @@ class Training:
         fields = dict(accountant.statement().fields)
         said = {"Guarantee": fields.pop("Guarantee")}
         if leaves:
-            said |= budget.days_field(count_days(job.chain, pretraining_release(self.name)), is_trained=True)
+            said |= budget.days_field(count_days(job.chain, release_file(self.name)), is_trained=True)
         said |= fields
         if leaves:
             public = f"{budget.public_numbers(len(job.log))}; of those that train, {fields['Public']}"
@@ -196,7 +199,7 @@ class Training:
 # The released model, on a further day.
 
 
-def released_model(job: Job) -> Any:
+def load_released_model(job: Job) -> Any:
     """The model that the days before have released. A day asks for it before it pays for anything."""
     assert job.state.earlier is not None
     path = job.state.folder.release / MODEL
@@ -230,9 +233,9 @@ def decide_noises(job: Job) -> dict[str, float]:
     assert sampling is not None
     earlier = job.chain.paid if job.state.earlier else ()
     past = [(SelfComposedDpEvent(each.event, each.attempts), "earlier days") for each in earlier]
-    left = max(1, budget.days - count_days(job.chain, pretraining_release(settings.released_name)))
+    left = max(1, budget.days - count_days(job.chain, release_file(settings.released_name)))
     spent = dict[str | None, list[Any]]()
-    for file in filter(None, {pretraining_release(name) for name in settings.mechanism if names.is_trained(name)}):
+    for file in filter(None, {release_file(name) for name in settings.mechanism if names.is_trained(name)}):
         spent[file] = past + [
             (event, LABELS[each]) for each, event in budget.releases(file).items()
             for _ in range(budget.costly_days(job.chain, LABELS[each], left))
@@ -242,7 +245,7 @@ def decide_noises(job: Job) -> dict[str, float]:
         return noises
     for name in filter(lambda name: names.look_up(name).claims_epsilon, noises):
         step = sampling.compose(GaussianDpEvent(noises[name]), 1)
-        besides = [event for event, _ in spent[pretraining_release(name)]]
+        besides = [event for event, _ in spent[release_file(name)]]
         cost = epsilon_of(ComposedDpEvent([*besides, step]), budget.delta)
         if cost > budget.epsilon:
             raise ValueError(
@@ -258,7 +261,7 @@ def noises_for(
     """The least noise of each training that keeps the steps of the remaining days, and what is spent, in the budget."""
     noises, known = dict[str, float](), dict[Any, float]()  # by what decides it
     for name in filter(names.is_trained, settings.mechanism):
-        file, correlation = pretraining_release(name), correlation_for(name, settings, sampling)
+        file, correlation = release_file(name), correlation_for(name, settings, sampling)
         if settings.noise_multiplier is None and (file, correlation) not in known:
             known[file, correlation] = PrivatePlan(
                 sampling=sampling, delta=delta, steps=days * settings.steps, epsilon=settings.epsilon,
@@ -268,16 +271,15 @@ def noises_for(
     return noises
 
 
-@functools.cache
-def _best_correlation(steps: int, separation: int, participations: int) -> Correlation:
-    return optimised_correlation(steps=steps, separation=separation, participations=participations)
+_find_correlation = functools.cache(optimised_correlation)
 
 
 def correlation_for(name: str, settings: JobSettings, sampling: Sampling) -> Correlation | None:
     """What the noise of a mechanism takes back of what it added before; None if nothing."""
     if not names.is_planned(name) or not isinstance(sampling, FixedOrder):
         return None
-    return _best_correlation(settings.steps, sampling.separation, sampling.participations(settings.steps))
+    participations = sampling.participations(settings.steps)
+    return _find_correlation(settings.steps, sampling.separation, participations=participations)
 
 
 def learning_rate_for(
@@ -331,7 +333,7 @@ def train_here(training: Training) -> MadeRecommender:
     job, settings, state = training.job, training.job.settings, training.job.state
     model = training.first_model()
     model.compile(optimizer=training.optimizer())
-    accountant, within = training.accounting(model.optimizer)
+    accountant, within = training.make_accountant(model.optimizer)
     curve, batches = _Curve(training, accountant), training.batches(0)
     callbacks: list[keras.callbacks.Callback] = [curve, *within]  # so that a budget does not call the last step its end
     # A training that no ledger pays for, and that was cut off, begins anew: nothing of it is released.
@@ -344,7 +346,7 @@ def train_here(training: Training) -> MadeRecommender:
             model.optimizer.learning_rate = settings.learning_rate
         batches = training.batches(curve.step)
         callbacks.append(checkpoint)
-    left, a_report = training.steps_left(curve.step, within), -(-settings.steps // EVALUATIONS)
+    left, a_report = training.steps_to_make(curve.step, within), -(-settings.steps // EVALUATIONS)
     for budget in within:  # so that a block pays for no more than these, which a crash would lose
         budget.steps = budget.accountant.steps + left
     curve.last, board = curve.step + left, state.folder.private / "tensorboard"
@@ -364,3 +366,39 @@ def train_here(training: Training) -> MadeRecommender:
     if curve.step < settings.steps:
         job.show.note(f"{curve.step} of {settings.steps} steps were made: no more fit into the budget")
     return training.add_costs(MadeRecommender(model, model, steps=curve.step), accountant)
+
+
+# Trainings tried out, before anything is paid.
+
+
+def rehearse(job: Job) -> None:
+    """Raises what a training that is still to be done would raise at its first step, or for want of memory."""
+    # Each makes its model, its optimizer, and one step on nothing of the log: a batch is drawn as in training, and all
+    # users in it are one invented user.
+    ids = range(1, 1 + (min(len(job.public), _MOST_ITEMS) if job.public else _ITEMS))
+    rows = {"user": [0, 0], "item": [1, 2], "time": [0, 1]}
+    invented = Interactions.read(rows, user="user", item="item", time="time", items=ids)
+    users = dataclasses.replace(job.users, train=np.zeros(1, np.int64), test=np.zeros(0, np.int64))
+    tests = Evaluation(NewItemExamples(invented, users.test), seed=0)
+    for name in filter(names.is_trained, job.settings.mechanism):
+        if job.state.result(name) is None:
+            release = np.ones(len(ids)) if names.is_two_tower(name) else _make_sums(job, invented)
+            _try_step(Training(name, job, Material(invented, users, {release_file(name): release}, tests)))
+
+
+def _make_sums(job: Job, log: Interactions) -> SpectralRecommender:
+    return SpectralRecommender(
+        log.catalogue.ids, None, job.budget.delta, noise_multiplier=job.budget.pretraining_sums, ordered=True,
+        recency=job.settings.recency, users_private=True,
+    ).fit(log, verbose=0)  # fmt: skip
+
+
+def _try_step(training: Training) -> None:
+    model, examples = training.make_model(), training.examples()
+    model.compile(optimizer=training.optimizer())
+    batches = training.sampling.batches(
+        lambda units: examples.fetch(np.zeros(len(units), np.int64)), shared=examples.shared
+    )  # fmt: skip
+    with warnings.catch_warnings(), refusals_as_wrong_arguments():
+        warnings.simplefilter("ignore", UserWarning)  # that nothing is counted, which nobody is to hear
+        model.fit(batches, steps_per_epoch=1, verbose=0)
