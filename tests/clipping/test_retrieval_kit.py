@@ -80,11 +80,16 @@ TOWERS = {
 
 
 @pytest.mark.parametrize("excluded", [False, True])
-def test_they_are_clipped_as_by_the_oracle(excluded):
-    """Every kind, with a negative that is a positive, and one drawn twice; with and without items of one's own."""
-    towers = [fixed(make(), [3, 3, int(POSITIVES[0]), 5]) for make in TOWERS.values()]
+@pytest.mark.parametrize(
+    "names",
+    [["a vocabulary"], ["a tower's hard negatives"], pytest.param(sorted(TOWERS), marks=pytest.mark.slow)],
+    ids=["a vocabulary", "a tower", "all"],
+)
+def test_they_are_clipped_as_by_the_oracle(names, excluded):
+    """With a negative that is a positive, and one drawn twice; with and without items of one's own."""
+    towers = [fixed(TOWERS[name](), [3, 3, int(POSITIVES[0]), 5]) for name in names]
     batch = {"user": USERS, "weight": np.linspace(0.5, 2.0, SIZE).astype("float32")}
-    for n, name in enumerate(TOWERS):
+    for n, name in enumerate(names):
         known = batch[f"item{n}"] = by_name(name)
         named = np.stack([known, np.roll(known, 1)], 1)
         batch[f"seen{n}"] = named if name == "a vocabulary" else np.array([[3, -1]] * 3 + [[5, 9]] * 2)
@@ -100,8 +105,12 @@ def test_they_are_clipped_as_by_the_oracle(excluded):
     assert isinstance(found.gradients[model.parts[0].embeddings.path], tf.IndexedSlices)
 
 
-def test_candidates_are_named_by_whole_numbers_of_any_type():
-    kinds = ["int8", "uint8", "int16", "uint16", "int32", "uint32", "uint64"]
+@pytest.mark.parametrize(
+    "kinds",
+    [["int8"], ["uint64"], pytest.param(["uint8", "int16", "uint16", "int32", "uint32"], marks=pytest.mark.slow)],
+    ids=" ".join,
+)
+def test_candidates_are_named_by_whole_numbers_of_any_type(kinds):
     batch = {"user": USERS, "weight": np.ones(SIZE, "float32"), **{kind: POSITIVES.astype(kind) for kind in kinds}}
 
     def forward(p, b):
@@ -116,10 +125,11 @@ def test_candidates_are_named_by_whole_numbers_of_any_type():
 POSITIONS = 3
 
 
-def test_several_positions_of_an_example_are_clipped_as_one():
+@pytest.mark.parametrize("excluded", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("negatives", [[3, 3, 1, 5], pytest.param([0, 1, 2, 3, 4, 5], marks=pytest.mark.slow)])
+def test_several_positions_of_an_example_are_clipped_as_one(negatives, excluded):
     """Some labels of an example are equal, some are negatives, and some are negatives of its other positions."""
-    drawn = [[3, 3, 1, 5], [0, 1, 2, 3, 4, 5]] * 2  # and the last two exclude what was seen
-    made = [fixed(tfdp_rec.CandidateScores(ROWS, WIDTH, "normal", negatives=len(each)), each) for each in drawn]
+    layer = fixed(tfdp_rec.CandidateScores(ROWS, WIDTH, "normal", negatives=len(negatives)), negatives)
     batch = {
         "user": RNG.integers(0, 4, [SIZE, POSITIONS]), "seen": np.array([[3, -1]] * 3 + [[5, 9]] * 2),
         "item": np.array([[3, 3, 1], [0, 1, 2], [5, 5, 5], [2, 0, 4], [1, 3, 3]]),
@@ -127,13 +137,13 @@ def test_several_positions_of_an_example_are_clipped_as_one():
     }  # fmt: skip
 
     def losses(parts, batch):
-        queries, seen = parts[0](batch["user"]), [None, None, batch["seen"], batch["seen"]]
-        return [layer.cross_entropy(queries, batch["item"], exclude=each) for layer, each in zip(parts[1:], seen)]
+        queries = parts[0](batch["user"])
+        return parts[1].cross_entropy(queries, batch["item"], exclude=batch["seen"] if excluded else None)
 
-    model = Scored([table(4), *made], losses)
+    model = Scored([table(4), layer], losses)
     assert model.per_example_loss(batch).shape == [SIZE]
     found = assert_matches_oracle(model, batch, rtol=1e-4)
-    assert all(isinstance(found.gradients[layer.embeddings.path], tf.IndexedSlices) for layer in made)
+    assert isinstance(found.gradients[layer.embeddings.path], tf.IndexedSlices)
 
 
 def test_positions_are_scored_as_examples_of_their_own():

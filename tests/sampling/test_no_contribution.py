@@ -145,24 +145,24 @@ def absent(indices):
     return np.asarray(indices) != 2
 
 
-CASES = [(held, False, None) for held in HELD]
-CASES += [("NaN", True, None), ("data", True, None), ("data", False, 1), ("NaN", False, 3)]
-
-
-@pytest.mark.parametrize("held, blows_up, part", CASES)
-def test_a_row_without_data_contributes_nothing_whatever_it_holds(held, blows_up, part):
+@pytest.mark.parametrize(
+    "blows_up, part", [(False, None), (True, 3), pytest.param(False, 1, marks=pytest.mark.slow)]
+)
+def test_a_row_without_data_contributes_nothing_whatever_it_holds(blows_up, part):
     """Neither to the sum, its norms and losses, nor to the votes: as if three units stood in four rows."""
     model = compiled(OwnLoss(blows_up), ada_fest(), microbatch_size=part)
-    found = sum_of(model, batch_of(absent, HELD[held]))
-    assert found.norms.shape == found.losses.shape == [3]
     expected = sum(
         dense_gradients(model, sum_of(model, batch_of(lambda i, one=one: np.asarray(i) == one)))[model.out.kernel.path]
         for one in (0, 1, 3)
     )
-    np.testing.assert_allclose(dense_gradients(model, found)[model.out.kernel.path], expected, rtol=1e-5, atol=1e-7)
-    assert votes(model, found) == {1: 1.0, 2: 1.0, 4: 1.0}
     whole = sum_of(model, batch_of(None))
-    assert 0.9 < distance(model, found, whole) <= 1
+    for name, held in HELD.items():
+        found = sum_of(model, batch_of(absent, held))
+        assert found.norms.shape == found.losses.shape == [3], name
+        gradient = dense_gradients(model, found)[model.out.kernel.path]
+        np.testing.assert_allclose(gradient, expected, rtol=1e-5, atol=1e-7, err_msg=name)
+        assert votes(model, found) == {1: 1.0, 2: 1.0, 4: 1.0}, name
+        assert 0.9 < distance(model, found, whole) <= 1, name
 
 
 def test_losses_metrics_and_figures_do_not_see_it():
