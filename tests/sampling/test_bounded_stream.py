@@ -270,7 +270,7 @@ def test_a_plan_does_not_go_on_with_a_stream_that_knows_no_seats_of_it():
 
 
 def test_a_plan_that_is_resumed_where_it_was_made_goes_on_with_its_stream(tmp_path):
-    first, model = stream(), model_of()
+    first, model = stream(), model_of(tfdp_rec.DPFTRL)
     ledger = Ledger(tmp_path / "ledger.jsonl", first.unit, Snapshot(first.num_units, first.unit), first.adjacency)
 
     def kept(folder, of):
@@ -289,7 +289,7 @@ def test_a_plan_that_is_resumed_where_it_was_made_goes_on_with_its_stream(tmp_pa
         fit(model, stream(), checkpoint)
     fit(model, first, checkpoint)
     assert model.optimizer.position == 6
-    other = model_of()  # another plan, as a new process makes it: its stream is made anew
+    other = model_of(tfdp_rec.DPFTRL)  # another plan, as a new process makes it: its stream is made anew
     fit(other, first, kept("other", first))
     other.prepare(next(iter(first.batches(events_of(USERS), "user", map=labelled))))
     resumed = kept("training", stream())
