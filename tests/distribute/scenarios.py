@@ -577,7 +577,7 @@ def refusals(cluster, dear=False):
         said = refusal(lambda: fit(trainer))
         accountant = tfdp_rec.privacy.Accountant(trainer.cluster_model.optimizer.dp_event(), sampling, 0.01, "rdp")
         accountant.follow(trainer.cluster_model)
-        return said + refusal(accountant.epsilon)
+        return f"{said} {accountant.epsilon()}, since {accountant.void}"
 
     def trainer(model=ordinary_model, optimizer=lambda: optimizer_of("lazy"), batches=drawn, **options):
         given = {"loss": "mse", "sampling": sampling, "min_shard_bytes": 1000, **options}

@@ -202,7 +202,7 @@ def test_refuses_with_words_that_help(one_worker, what, words):
     [
         ("mixing", "(per_example_loss) puts several examples of the batch together"),
         ("cached", "NotPrivate: Refused batch: draw 0 of this iteration was trained on before"),
-        ("cached", "steps were made on batches that no sampling drew, as far as is proved"),
+        ("cached", "inf, since no sampling drew the batches, as far as is proved"),
         ("no proof", "carry no proof that they were sampled"),
         ("ends", "ValueError: The data of dataset_fn ended"),
         ("batched anew", "NotPrivate: A sampled batch cannot be regrouped"),
