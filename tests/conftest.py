@@ -22,9 +22,9 @@ def seeded(request):
     seed(zlib.crc32(request.node.nodeid.encode()))
 
 
-# Tests that took 5.5 s or more, with their fixtures, when `scripts/test --durations=0` was last read for them, and
-# variants that took 4 s or more of a test of which another stays; without those that alone show the README, kills,
-# lazy = eager, what is spent, or the rules of the house.
+# Tests that took 5.5 s or more, with their fixtures, when `scripts/test --durations=0` was last read for them, without
+# those that alone show the README, kills, lazy = eager, what is spent, or the rules of the house; and of a test that is
+# made for many cases those beside the one or the few that show its property.
 SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").splitlines())
 
 

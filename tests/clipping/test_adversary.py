@@ -77,13 +77,14 @@ def variables_of(kind, a):
 
 
 @functools.cache
-def clipped_sum_of(kind, rule):
-    """(arrays of a batch) -> its clipped sum at C = 1, as training would compute it."""
+def clipped_sum_of(kind):
+    """(arrays of a batch, whether weights are normalised) -> its clipped sum at C = 1, as training would compute it."""
     types = {name: tf.int64 if name == "ids" else tf.float32 for name in SHAPES[kind]}
     spec = {name: tf.TensorSpec([None, *shape], types[name]) for name, shape in SHAPES[kind].items()}
 
-    @tf.function(input_signature=[spec], autograph=False)
-    def compute(arrays):
+    @tf.function(input_signature=[spec, tf.TensorSpec([], tf.bool)], autograph=False)
+    def compute(arrays, normalised):
+        rule = lambda *given: tf.where(normalised, weights.normalise_weight(*given), weights.clip_weight(*given))  # noqa: E731
         collected = {path: cross_terms.merge(own) for path, own in variables_of(kind, arrays).items()}
         size = tf.shape(next(iter(arrays.values())))[0]
         clipped = engine.clip(collected, tf.zeros([size]), tf.constant(1.0), rule=rule)
@@ -93,7 +94,7 @@ def clipped_sum_of(kind, rule):
 
 
 def removal(kind, arrays, out, rule=weights.clip_weight):
-    compute = clipped_sum_of(kind, rule)
+    compute = functools.partial(clipped_sum_of(kind), normalised=rule is weights.normalise_weight)
     whole = np.concatenate(compute({k: tf.constant(v) for k, v in arrays.items()})).astype(np.float64)
     fewer = {k: tf.constant(np.delete(v, out, axis=0)) for k, v in arrays.items()}
     found = np.linalg.norm(whole - np.concatenate(compute(fewer)).astype(np.float64))

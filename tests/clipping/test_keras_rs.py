@@ -22,8 +22,8 @@ WEIGHTS[1] = 0.0  # a bag of nothing
 SIZES = RNG.uniform(0.2, 3.0, [SIZE]).astype("float32")
 
 
-def bag(combiner):
-    return keras_rs.layers.EmbedReduce(ROWS, WIDTH, combiner=combiner, embeddings_initializer="normal", name="bag")
+def bag(combiner, name="bag"):
+    return keras_rs.layers.EmbedReduce(ROWS, WIDTH, combiner=combiner, embeddings_initializer="normal", name=name)
 
 
 def scored(parts, forward, batch):
@@ -43,24 +43,23 @@ GIVEN = {
 }
 
 
-@pytest.mark.parametrize("given", GIVEN)
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_a_bag_is_clipped_as_by_the_oracle(combiner, given):
-    ids, weights = GIVEN[given]
-    batch = {"ids": ids} if weights is None else {"ids": ids, "by": weights}
-    layer = bag(combiner)
-    forward = lambda p, b: p[1](p[0](b["ids"], b.get("by")))  # noqa: E731
-    model, batch = scored([layer, layers.Dense(2)], forward, batch)
+def test_bags_are_clipped_as_by_the_oracle(combiner):
+    """Every kind of bag, each in a table of its own; recorded, the layers' own calls do not run."""
+    batch = {f"ids{n}": ids for n, (ids, _) in enumerate(GIVEN.values())}
+    batch |= {f"by{n}": by for n, (_, by) in enumerate(GIVEN.values()) if by is not None}
+    bags = [bag(combiner, f"bag{n}") for n in range(len(GIVEN))]
+
+    def forward(p, b):
+        *tables, named, dense = p
+        found = [table(b[f"ids{n}"], b.get(f"by{n}")) for n, table in enumerate(tables)]
+        return [dense(rows) for rows in (*found, named(weights=b["by1"], inputs=b["ids1"]))]
+
+    model, batch = scored([*bags, bag(combiner, "named"), layers.Dense(2)], forward, batch)
     found = assert_matches_oracle(model, batch, rtol=1e-5)
-    assert isinstance(found.gradients[layer.embeddings.path], tf.IndexedSlices)
+    np.testing.assert_allclose(found.losses, model.per_example_loss(batch), rtol=1e-5, atol=1e-6)
+    assert all(isinstance(found.gradients[layer.embeddings.path], tf.IndexedSlices) for layer in bags)
     assert np.isfinite(found.norms).all()
-
-
-@pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
-def test_weights_may_be_named_before_the_ids(combiner):
-    forward = lambda p, b: p[1](p[0](weights=b["by"], inputs=b["ids"]))  # noqa: E731
-    model, batch = scored([bag(combiner), layers.Dense(2)], forward, {"ids": IDS, "by": WEIGHTS})
-    assert_matches_oracle(model, batch, rtol=1e-5)
 
 
 def test_bags_of_bags_are_refused():
@@ -75,16 +74,6 @@ def test_weights_may_be_learned():
     forward = lambda p, b: p[0](b["ids"], weights=p[1](b["x"][..., None])[..., 0])  # noqa: E731
     model, batch = scored([layer, attention], forward, {"ids": IDS, "x": WEIGHTS})
     assert_matches_oracle(model, batch, rtol=1e-5)
-
-
-def test_what_the_rule_gives_is_what_the_layer_gives():
-    """Recorded, the layer's own call does not run."""
-    for combiner in ("sum", "mean", "sqrtn"):
-        for ids, weights in GIVEN.values():
-            batch = {"ids": ids} if weights is None else {"ids": ids, "by": weights}
-            model, batch = scored([bag(combiner)], lambda p, b: p[0](b["ids"], b.get("by")), batch)
-            found = clipped_sum(model, batch, 1.0, training=False)
-            np.testing.assert_allclose(found.losses, model.per_example_loss(batch), rtol=1e-5, atol=1e-6)
 
 
 def test_a_bag_is_a_table_that_lazy_training_knows():

@@ -79,33 +79,45 @@ TOWERS = {
 }
 
 
-@pytest.mark.parametrize("name", TOWERS)
-def test_they_are_clipped_as_by_the_oracle(name):
-    """With a negative that is a positive, and one drawn twice."""
-    model, batch = scored(fixed(TOWERS[name](), [3, 3, int(POSITIVES[0]), 5]), by_name(name))
+@pytest.mark.parametrize("excluded", [False, True])
+@pytest.mark.parametrize(
+    "names",
+    [["a vocabulary"], ["a tower's hard negatives"], pytest.param(sorted(TOWERS), marks=pytest.mark.slow)],
+    ids=["a vocabulary", "a tower", "all"],
+)
+def test_they_are_clipped_as_by_the_oracle(names, excluded):
+    """With a negative that is a positive, and one drawn twice; with and without items of one's own."""
+    towers = [fixed(TOWERS[name](), [3, 3, int(POSITIVES[0]), 5]) for name in names]
+    batch = {"user": USERS, "weight": np.linspace(0.5, 2.0, SIZE).astype("float32")}
+    for n, name in enumerate(names):
+        known = batch[f"item{n}"] = by_name(name)
+        named = np.stack([known, np.roll(known, 1)], 1)
+        batch[f"seen{n}"] = named if name == "a vocabulary" else np.array([[3, -1]] * 3 + [[5, 9]] * 2)
+
+    def forward(p, b):
+        query = p[0](b["user"])
+        seen = [b[f"seen{n}"] if excluded else None for n in range(len(towers))]
+        return [tf.nn.log_softmax(p[1 + n](query, b[f"item{n}"], exclude=each)) for n, each in enumerate(seen)]
+
+    model = Scored([table(4), *towers], forward)
     model.per_example_loss(batch)
     found = assert_matches_oracle(model, batch, rtol=1e-4)
     assert isinstance(found.gradients[model.parts[0].embeddings.path], tf.IndexedSlices)
 
 
-@pytest.mark.parametrize("kind", ["int8", "uint8", "int16", "uint16", "int32", "uint32", "uint64"])
-def test_candidates_are_named_by_whole_numbers_of_any_type(kind):
-    layer = tfdp_rec.CandidateScores(ROWS, WIDTH, "normal")
-    batch = {"user": USERS, "item": POSITIVES.astype(kind), "weight": np.ones(SIZE, "float32")}
-    others = np.array([1, 4, 4], kind)
-    model = Scored([table(4), layer], lambda p, b: p[1](p[0](b["user"]), b["item"], others))
-    model.per_example_loss(batch)
-    assert_matches_oracle(model, batch, rtol=1e-4)
+@pytest.mark.parametrize(
+    "kinds",
+    [["int8"], ["uint64"], pytest.param(["uint8", "int16", "uint16", "int32", "uint32"], marks=pytest.mark.slow)],
+    ids=" ".join,
+)
+def test_candidates_are_named_by_whole_numbers_of_any_type(kinds):
+    batch = {"user": USERS, "weight": np.ones(SIZE, "float32"), **{kind: POSITIVES.astype(kind) for kind in kinds}}
 
+    def forward(p, b):
+        others = [np.array([1, 4, 4], kind) for kind in kinds]
+        return [p[1 + n](p[0](b["user"]), b[kind], others[n]) for n, kind in enumerate(kinds)]
 
-@pytest.mark.parametrize("name", TOWERS)
-def test_excluded_items_are_clipped_as_by_the_oracle(name):
-    layer = fixed(TOWERS[name](), [3, 3, int(POSITIVES[0]), 5])
-    known = by_name(name)
-    seen = np.stack([known, np.roll(known, 1)], 1) if name == "a vocabulary" else np.array([[3, -1]] * 3 + [[5, 9]] * 2)
-    parts = [table(4), layer]
-    batch = {"user": USERS, "item": known, "seen": seen, "weight": np.ones(SIZE, "float32")}
-    model = Scored(parts, lambda p, b: tf.nn.log_softmax(p[1](p[0](b["user"]), b["item"], exclude=b["seen"])))
+    model = Scored([table(4), *(tfdp_rec.CandidateScores(ROWS, WIDTH, "normal") for _ in kinds)], forward)
     model.per_example_loss(batch)
     assert_matches_oracle(model, batch, rtol=1e-4)
 
@@ -113,15 +125,14 @@ def test_excluded_items_are_clipped_as_by_the_oracle(name):
 POSITIONS = 3
 
 
-@pytest.mark.parametrize("excluded", [False, True])
-@pytest.mark.parametrize("negatives", [[3, 3, 1, 5], [0, 1, 2, 3, 4, 5]])
+@pytest.mark.parametrize("excluded", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.parametrize("negatives", [[3, 3, 1, 5], pytest.param([0, 1, 2, 3, 4, 5], marks=pytest.mark.slow)])
 def test_several_positions_of_an_example_are_clipped_as_one(negatives, excluded):
     """Some labels of an example are equal, some are negatives, and some are negatives of its other positions."""
     layer = fixed(tfdp_rec.CandidateScores(ROWS, WIDTH, "normal", negatives=len(negatives)), negatives)
-    labels = np.array([[3, 3, 1], [0, 1, 2], [5, 5, 5], [2, 0, 4], [1, 3, 3]])
-    seen = np.array([[3, -1]] * 3 + [[5, 9]] * 2)
     batch = {
-        "user": RNG.integers(0, 4, [SIZE, POSITIONS]), "item": labels, "seen": seen,
+        "user": RNG.integers(0, 4, [SIZE, POSITIONS]), "seen": np.array([[3, -1]] * 3 + [[5, 9]] * 2),
+        "item": np.array([[3, 3, 1], [0, 1, 2], [5, 5, 5], [2, 0, 4], [1, 3, 3]]),
         "weight": np.linspace(0.5, 2.0, SIZE).astype("float32"),
     }  # fmt: skip
 

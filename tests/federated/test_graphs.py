@@ -176,6 +176,12 @@ def lite_of(function, folder):
     return converter.convert()
 
 
+@pytest.fixture(scope="module")
+def lite(tmp_path_factory):
+    """The lite file of `plain`."""
+    return lite_of(plain, tmp_path_factory.mktemp("plain"))
+
+
 @pytest.mark.parametrize("way", ["variable", "loop", "branch", "random", "file_written"])
 def test_a_lite_file_that_could_remember_is_refused(way, tmp_path):
     content = lite_of(getattr(Memory(tmp_path), way), tmp_path)
@@ -215,7 +221,7 @@ def sum_of(model, reads, writes):
 
 
 @pytest.mark.parametrize("kind", ["a variable", "unwritten", "a constant", "an empty constant", "the answer"])
-def test_a_lite_file_that_reads_what_an_earlier_run_has_left_is_refused(kind, tmp_path):
+def test_a_lite_file_that_reads_what_an_earlier_run_has_left_is_refused(kind, lite):
     """The answer plus what is seen; then what is seen, plus the answer. Without delegates it counted 0, 1, 2, 3."""
 
     def remember(model):
@@ -234,10 +240,10 @@ def test_a_lite_file_that_reads_what_an_earlier_run_has_left_is_refused(kind, tm
             sum_of(model, [answer, told], seen)
         graph.outputs = [told]
 
-    content = changed(lite_of(plain, tmp_path), remember)
+    content = changed(lite, remember)
     with pytest.raises(ValueError, match="read before they are written, or written twice"):
         graphs.lite_encoder(content, H, D, B)
-    same = changed(lite_of(plain, tmp_path), lambda model: None)
+    same = changed(lite, lambda model: None)
     np.testing.assert_allclose(graphs.lite_encoder(same, H, D, B)(*ONES), [[0.5, 0.5]])
 
 
@@ -255,9 +261,9 @@ def outer_product(model, length, claimed):
     sum_of(model, [len(graph.tensors) - 3, len(graph.tensors) - 2], len(graph.tensors) - 1)
 
 
-def test_the_sizes_of_a_lite_file_are_bounded_whatever_it_says_of_them(tmp_path, monkeypatch):
+def test_the_sizes_of_a_lite_file_are_bounded_whatever_it_says_of_them(lite, monkeypatch):
     """Once a delegate left the size that the file claimed, and 160 GB were granted."""
-    content = lite_of(plain, tmp_path)
+    content = lite
     large = changed(content, lambda model: outer_product(model, 11_000, (1, 1)))
     with pytest.raises(ValueError, match="more than 100,000,000 numbers together"):
         graphs.lite_encoder(large, H, D, B)
@@ -270,12 +276,12 @@ def test_the_sizes_of_a_lite_file_are_bounded_whatever_it_says_of_them(tmp_path,
             graphs.lite_encoder(said, H, D, B)
 
 
-def test_a_lite_file_that_is_none_is_refused(tmp_path):
+def test_a_lite_file_that_is_none_is_refused(lite):
     for content in (b"", b"no file at all"):
         with pytest.raises(ValueError, match="cannot be read"):
             graphs.lite_encoder(content, H, D, B)
     with pytest.raises(ValueError, match="of other sizes"):
-        graphs.lite_encoder(lite_of(plain, tmp_path), H, D, B + 1)
+        graphs.lite_encoder(lite, H, D, B + 1)
 
 
 def test_an_answer_that_fails_for_some_clicks_is_noise_and_comes_all_the_same(world, tmp_path):

@@ -24,7 +24,7 @@ from tfdp_rec.core.ground.refused import NotPrivate
 
 PROGRAMS = int(os.environ.get("TFDP_REC_PROGRAMS", "1000"))
 FIRST_SEED = int(os.environ.get("TFDP_REC_FIRST_PROGRAM", "0"))
-FEW = 5  # programs of a family
+FEW = 3  # programs of a family
 
 
 def search(seeds, family=None):

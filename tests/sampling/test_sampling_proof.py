@@ -264,9 +264,12 @@ def negatives():
 
 
 def test_shared_inputs_from_a_function_that_is_not_given_the_indices():
+    """A map may leave them as they are."""
     model, sampling = sharing_model(), PoissonSampling(UNITS, BATCH)
-    model.fit(sampling.batches(pairs, shared=negatives), steps_per_epoch=4, verbose=0)
-    assert int(model.optimizer.iterations) == 4
+    other = lambda batch: {**batch, "item": (batch["item"] + 1) % UNITS}  # noqa: E731
+    for change in ({}, {"map": other}):
+        model.fit(sampling.batches(pairs, shared=negatives, **change), steps_per_epoch=4, verbose=0)
+    assert int(model.optimizer.iterations) == 8
 
 
 def test_shared_inputs_out_of_fetch_are_refused():
@@ -331,13 +334,6 @@ def test_a_map_that_makes_shared_inputs_of_the_rows_is_refused(made):
         PoissonSampling(UNITS, BATCH).batches(pairs, shared=negatives, map=MADE_OF_ROWS[made])
 
 
-def test_a_map_may_leave_shared_inputs_as_they_are():
-    model, sampling = sharing_model(), PoissonSampling(UNITS, BATCH)
-    other = lambda batch: {**batch, "item": (batch["item"] + 1) % UNITS}  # noqa: E731
-    model.fit(sampling.batches(pairs, shared=negatives, map=other), steps_per_epoch=4, verbose=0)
-    assert int(model.optimizer.iterations) == 4
-
-
 def test_shared_inputs_that_the_model_does_not_name_are_refused(training):
     data = training.sampling.batches(lambda i: ({"ids": IDS[i][:, None]}, LABELS[i]), shared=negatives)
     with pytest.raises(REFUSED, match="shared_inputs"):
@@ -347,21 +343,13 @@ def test_shared_inputs_that_the_model_does_not_name_are_refused(training):
 # Seeds and test noise.
 
 
-def test_a_seed_makes_epsilon_infinite():
-    training = Training()
-    training.model.fit(training.sampling.batches(fetch, seed=0), steps_per_epoch=3, verbose=0)
-    accountant = training.accountant
-    accountant.follow(training.model)
-    assert accountant.epsilon() == np.inf
-    assert "seed" in accountant.statement()
-
-
-def test_test_noise_makes_epsilon_infinite():
-    training = Training(noise=tfdp_rec.noise.KeyedNoise(7))
-    training.model.fit(training.sampling.batches(fetch), steps_per_epoch=3, verbose=0)
+@pytest.mark.parametrize("noise, seed, named", [(None, 0, "seed"), (7, None, "KeyedNoise")])
+def test_a_seed_and_test_noise_make_epsilon_infinite(noise, seed, named):
+    training = Training(noise=noise and tfdp_rec.noise.KeyedNoise(noise))
+    training.model.fit(training.sampling.batches(fetch, seed=seed), steps_per_epoch=3, verbose=0)
     training.accountant.follow(training.model)
     assert training.accountant.epsilon() == np.inf
-    assert "KeyedNoise" in training.accountant.statement()
+    assert named in training.accountant.statement()
 
 
 @pytest.mark.parametrize("wrong", ["seed", "noise"])

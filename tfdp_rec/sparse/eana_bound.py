@@ -151,7 +151,10 @@ def eana_epsilon(
 
     Args:
         delta: δ, 0 < δ < 1.
-        min_count, max_nonzero, l2_norm_clip, noise_stddev: Sizes and scales of `eana_rdp`.
+        min_count: Size as in `eana_rdp`.
+        max_nonzero: Size as in `eana_rdp`.
+        l2_norm_clip: Scale as in `eana_rdp`.
+        noise_stddev: Scale as in `eana_rdp`.
         published: Whether to convert the printed bound (1) rather than the exact divergence.
 
     Raises:

@@ -84,7 +84,7 @@ def paid(kind, since, now, history):
 
 @ALL
 @EVERY
-@pytest.mark.parametrize("block", [3, 256])  # 1 and others: below
+@pytest.mark.parametrize("block", [3, pytest.param(256, marks=pytest.mark.slow)])  # 1 and others: below
 def test_maps_and_covariances_are_those_of_the_matrix(recursion, strategy, block, monkeypatch):
     monkeypatch.setattr(Maps, "block", block)
     kind, whole = Correlated(recursion, strategy), states(recursion, strategy)
@@ -245,10 +245,9 @@ class ForgetsTheBuffers(LazyDPFTRL):
 
 
 CASES = [("plain", 1), ("plain", 3), ("nesterov", 1), ("momentum", 2), ("decay", 2)]
-SOME = pytest.mark.parametrize("name, buffers", CASES)
 
 
-@SOME
+@pytest.mark.parametrize("name, buffers", CASES)
 @pytest.mark.parametrize("mechanism", [LazyDPFTRL, DPFTRL])
 def test_releases_have_the_matrix_law(mechanism, name, buffers):
     recursion, strategy = RECURSIONS[name], STRATEGIES[buffers]

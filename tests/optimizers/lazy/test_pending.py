@@ -370,7 +370,11 @@ def test_every_row_of_a_trained_table(recursion):
     ],
     ids=["3% too much", "3% too little", "one draw for all rows", "last step forgotten", "marked before paid"],
 )
-@pytest.mark.parametrize("recursion", [RECURSIONS["plain"], RECURSIONS["momentum"]], ids=["plain", "momentum"])
+@pytest.mark.parametrize(
+    "recursion",
+    [RECURSIONS["plain"], pytest.param(RECURSIONS["momentum"], marks=pytest.mark.slow)],
+    ids=["plain", "momentum"],
+)
 def test_broken_optimizers_are_found_out(recursion, broken):
     with pytest.raises(AssertionError):
         assert_every_row_right(recursion, broken(recursion))

@@ -305,7 +305,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
 
     # A step.
 
-    def apply(
+    def apply(  # noqa: D417, as kwargs are Keras'
         self, clipped: Any, trainable_variables: Any = None, source: Source = NO_SAMPLING, **kwargs: Any
     ) -> None:
         """One private step.
