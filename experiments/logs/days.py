@@ -161,7 +161,7 @@ class _Added:
             budget = self.decided.decide(ledger)
             counted = np.ones(len(day.log), bool)
             if budget.days_per_user is not None:
-                counted = take_seats(Path(self.seats.name), ledger, budget, day.log).of_users
+                counted = take_seats(Path(self.seats.name), ledger, budget, day.log)[0]
             for name, event in budget.releases(SUMS).items():
                 due = budget.event_due(ledger, event, LABELS[name])
                 budget.refuse_excess(ledger, [due])
