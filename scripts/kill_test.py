@@ -111,8 +111,9 @@ def victim(folder: Path, begun: int) -> None:
         verbose=0,
         callbacks=[checkpoint, Release(folder, begun)],
     )
-    if accountant.carried.steps != STEPS or int(model.optimizer.iterations) != STEPS:
-        raise AssertionError(f"{accountant.carried.steps} steps counted and {int(model.optimizer.iterations)} made of {STEPS}")
+    counted, made = accountant.carried.steps, int(model.optimizer.iterations)
+    if counted != STEPS or made != STEPS:
+        raise AssertionError(f"{counted} steps counted and {made} made of {STEPS}")
 
 
 def forked(work: Callable[[int], None]) -> tuple[int, int]:

@@ -161,7 +161,7 @@ class ComparedStep(PrivateStep):
     def clipped_sum(self, batch: Batch, clip: tf.Tensor) -> ClippedSum:
         """As `PrivateStep`, by `strategy`."""
         loss = lambda examples: self.losses(Batch(examples))  # noqa: E731
-        clipping = Clipping(self.model, loss, clip, self.model.private_weights.before_read)
+        clipping = Clipping(self.model, loss, clip)
         sum_of, size = STRATEGIES[self.strategy], self.microbatch_size
         with self.model.private_weights.in_step(), tf.control_dependencies(batch.tensors):
             if size is None:

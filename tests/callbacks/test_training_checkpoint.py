@@ -445,6 +445,44 @@ def test_a_checkpoint_that_could_not_be_written_is_written_at_the_next_release(t
     assert told(tmp_path, kind) == 9
 
 
+def test_weights_leave_though_the_disk_of_their_checkpoints_is_full(tmp_path, monkeypatch):
+    """Each step is paid for."""
+    setup = started(tmp_path)
+
+    def full(variable):
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(training_checkpoint, "_chunks", full)
+    with pytest.warns(UserWarning, match="No training checkpoint could be written"):
+        trained(setup)
+    assert np.all(np.isfinite(setup.model.layers[1].embeddings.numpy()))
+    monkeypatch.undo()
+    setup.model.save(tmp_path / "left.keras")
+    assert told(tmp_path) == 10
+
+
+def test_a_write_that_is_interrupted_after_its_rename_is_gone_on_from(tmp_path, monkeypatch):
+    setup = started(tmp_path)
+    replaced = os.replace
+
+    def interrupted(*arguments, **options):
+        replaced(*arguments, **options)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(os, "replace", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        setup.checkpoint.save()
+    monkeypatch.undo()
+    trained(setup)
+    setup.model.get_weights()
+    assert told(tmp_path) == 10
+
+
+def test_a_callback_without_a_model_saves_nothing(tmp_path):
+    with pytest.raises(ValueError, match="call resume"):
+        TrainingCheckpoint(tmp_path).save()
+
+
 class EndsAtOnce(keras.callbacks.Callback):
     def on_train_begin(self, logs=None):
         raise RuntimeError("ends at once")

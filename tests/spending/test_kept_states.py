@@ -148,6 +148,19 @@ def test_a_checkpoint_of_which_no_ledger_hears_is_refused_before_a_step_is_paid_
     process.die()
 
 
+def test_a_budget_pays_in_the_ledger_of_its_checkpoints(tmp_path):
+    """16 steps were made, and a budget without a ledger told 10."""
+    process = Process(tmp_path)
+    alone = Accountant(GaussianDpEvent(1.0), process.sampling, DELTA, "rdp")
+    with pytest.raises(ValueError, match="the budget's accountant"):
+        process.model.fit(
+            process.sampling.batches(rows), steps_per_epoch=4, verbose=0,
+            callbacks=[PrivacyBudget(alone, 30.0), process.checkpoint],
+        )  # fmt: skip
+    assert int(process.model.optimizer.iterations) == 0
+    process.die()
+
+
 # Payments.
 
 

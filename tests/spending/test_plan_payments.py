@@ -440,7 +440,7 @@ def test_a_plan_whose_state_cannot_be_written_is_erased(tmp_path, lazily, monkey
     with pytest.raises(OSError, match="No space"):
         first.fit(3)
     monkeypatch.undo()
-    assert not any(np.any(held_rows(weight).numpy()) for weight in first.model.trainable_variables)
+    assert all(np.all(np.isnan(held_rows(weight).numpy())) for weight in first.model.trainable_variables)
     with pytest.raises(RuntimeError, match="cut short.*resume"):
         first.model.get_weights()
     with pytest.raises((RuntimeError, tf.errors.OpError), match="cut short"):
@@ -451,6 +451,79 @@ def test_a_plan_whose_state_cannot_be_written_is_erased(tmp_path, lazily, monkey
     again.fit(2)
     assert paid(again) == pytest.approx(epsilon(1))
     again.accountant.close()
+
+
+def test_a_plan_whose_settling_is_interrupted_is_erased(tmp_path):
+    """A second Ctrl-C, in the long part of a release, left dense weights of a state that no checkpoint had."""
+    first = Process(tmp_path, lazily=True)
+    first.fit(4)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    first.model.optimizer.settle = interrupted
+    with pytest.raises(KeyboardInterrupt):
+        first.model.fit(
+            first.order.batches(rows, position=4), steps_per_epoch=1, verbose=0,
+            callbacks=[PrivacyBudget(first.accountant, 100.0)],
+        )  # fmt: skip
+    assert np.all(np.isnan(first.model.layers[-1].kernel.numpy()))
+    first.accountant.payments.ledger.close()
+
+
+def test_a_failed_write_of_another_model_on_the_table_erases_a_plan(tmp_path, monkeypatch):
+    first = Process(tmp_path, lazily=True)
+    first.fit(2)
+    items = first.model.layers[1]
+    inputs = keras.Input([1])
+    beside = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(items(inputs))))
+    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 0.0, "expected_batch_size": BATCH}
+    beside.compile(tfdp_rec.DPSGD(0.1, **settings), "mse", run_eagerly=True)
+    beside.fit(*rows(range(4)), verbose=0, callbacks=[TrainingCheckpoint(tmp_path / "beside")])
+    monkeypatch.setattr(training_checkpoint, "_chunks", cannot_write)
+    with pytest.raises(OSError, match="No space"):
+        first.model.fit(first.order.batches(rows, position=2), steps_per_epoch=1, verbose=0)
+    assert np.all(np.isnan(first.model.layers[-1].kernel.numpy()))
+    first.accountant.payments.ledger.close()
+
+
+@pytest.mark.parametrize("way", ["fit", "resume"])
+def test_a_callback_keeps_the_model_that_it_was_given_first(tmp_path, way):
+    """It was silently off after it had met another, and the plan went on twice from one state."""
+    first = Process(tmp_path)
+    first.fit(4)
+    other = Process(tmp_path / "other" if (tmp_path / "other").mkdir() is None else tmp_path)
+    with pytest.raises(ValueError, match="of its own|call resume"):
+        if way == "fit":
+            other.model.fit(other.order.batches(rows), steps_per_epoch=1, verbose=0, callbacks=[first.checkpoint])
+        else:
+            first.checkpoint.resume(other.model)
+    first.checkpoint, kept = keras.callbacks.Callback(), first.checkpoint
+    first.fit(3)
+    assert kept.latest().endswith("step-7.training-checkpoint")
+    first.accountant.close()
+    other.accountant.close()
+
+
+def test_an_optimizer_that_comes_back_after_a_fit_makes_no_step_by_hand(tmp_path):
+    process = Process(tmp_path)
+    plan = process.model.optimizer
+
+    def exchange(batch, logs):
+        process.model.optimizer = keras.optimizers.SGD(0.1)
+
+    swapping = keras.callbacks.LambdaCallback(on_train_batch_end=exchange, keeps_off_weights=True)
+    with contextlib.suppress(Exception):
+        process.model.fit(
+            process.order.batches(rows), steps_per_epoch=1, verbose=0,
+            callbacks=[PrivacyBudget(process.accountant, 100.0), process.checkpoint, swapping],
+        )  # fmt: skip
+    process.model.optimizer = plan
+    made = plan.position
+    with pytest.raises((NotPrivate, tf.errors.InvalidArgumentError)):
+        process.model.train_step(next(iter(process.order.batches(rows, position=made))))
+    assert plan.position == made
+    process.accountant.payments.ledger.close()
 
 
 def reads_within_epochs():

@@ -44,6 +44,7 @@ def trained(kind=tfdp_rec.LazyDPSGD, steps=3, **settings):
 
 
 def table(model):
+    model.settle()
     return model.get_layer("items").get_weights()[0]
 
 

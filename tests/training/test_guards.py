@@ -7,6 +7,7 @@ import contextlib
 import copy
 import dataclasses
 import pickle
+import threading
 from concurrent.futures import ThreadPoolExecutor
 
 import keras
@@ -162,6 +163,22 @@ def test_xla_which_drops_checks_finds_no_rows():
     assert_reads_nothing(read)
     model.settle()
     assert read() > 0
+
+
+def test_a_plain_model_that_keras_compiles_by_xla_reads_what_was_released():
+    """As Keras does where there is a GPU: `evaluate` after `make_private` ended in an error."""
+    model = model_of(eager=False)
+    part = part_of(model)
+    part.compile(loss="mse", jit_compile=True)
+    part.predict(EVERY_ID, verbose=0)
+
+    class Look(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            with contextlib.suppress(tf.errors.OpError, ValueError, NotPrivate):
+                assert not np.any(part.predict(EVERY_ID, verbose=0))
+
+    model.fit(batches(), verbose=0, callbacks=[Look()])
+    assert_settled(part.predict(EVERY_ID, verbose=0).reshape(ROWS, 3), raw(model))
 
 
 # Reads by graphs that are older than the guard, of which nothing can be changed any more: there is nothing to read.
@@ -379,6 +396,59 @@ def test_two_models_that_share_a_table_are_both_settled():
         for models in (eager, lazy):
             for model, batch in zip(models, BATCHES):
                 model.train_on_batch(*batch)
+
+
+@pytest.mark.parametrize("kind", ["plain", "not compiled", "not prepared"])
+def test_a_sum_by_hand_of_a_model_on_the_same_table_reads_settled_rows(kind):
+    """Losses and gradients were those of rows that lacked their noise."""
+
+    class Reads:
+        def per_example_loss(self, data, training=False):
+            return tf.reduce_sum(self.items(data), axis=[1, 2])
+
+    class Private(Reads, tfdp_rec.PrivateTraining, keras.Model):
+        pass
+
+    class Plain(Reads, keras.Model):
+        pass
+
+    model = in_training()
+    peer = (Plain if kind == "plain" else Private)()
+    peer.items, every = model.layers[1], EVERY_ID
+    if kind == "not prepared":
+        settings = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 4}
+        peer.compile(tfdp_rec.DPSGD(0.1, **settings))
+    found = clipped_sum(peer, every, l2_norm_clip=1.0)
+    rows = raw(model)
+    np.testing.assert_allclose(found.losses, rows[every].sum(axis=(1, 2)), rtol=1e-5)
+    model.settle()
+    np.testing.assert_array_equal(raw(model), rows)  # all of them had been settled, since all were read
+    assert np.all(np.isfinite(clipped_sum(peer, every, l2_norm_clip=1.0).losses))
+
+
+def test_no_training_begins_while_weights_are_released(monkeypatch):
+    """A step in another thread, between settling and publishing, let rows out without its noise."""
+    model, began = in_training(), []
+
+    def train():
+        model.train_on_batch(*BATCHES[3])
+        began.append("trained")
+
+    settle, other = model.optimizer.settle, threading.Thread(target=train)
+
+    def settled_slowly():
+        settle()
+        if not other.ident:
+            other.start()
+            other.join(timeout=1.0)
+            began.append("released")
+
+    model.optimizer.settle = settled_slowly
+    model.settle()
+    other.join()
+    assert began == ["released", "trained"]
+    with pytest.raises(NotPrivate, match="owes noise"):
+        table_of(model).numpy()
 
 
 def test_decay_on_a_shared_table_is_refused():

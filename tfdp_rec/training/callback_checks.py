@@ -71,8 +71,8 @@ def refuse_forgetting(optimizer: PrivateOptimizer, callbacks: Sequence[Any], dat
     if names:
         raise NotPrivate(
             f"{', '.join(names)} acts within epochs, and this training can be resumed from a training checkpoint, "
-            "which must be written before weights are read. If it reads no weights, or by the model's own "
-            "methods alone (get_weights, save, predict, evaluate), give it the attribute keeps_off_weights = True; "
+            "which must be written before weights are read. If it reads no weights, or by the methods of the model in "
+            "training alone (get_weights, save, predict, evaluate), give it the attribute keeps_off_weights = True; "
             "else let it act at the end of an epoch."
         )
 

@@ -111,6 +111,8 @@ class PrivateTraining(ReleaseMethods):
         if optimizer is self.optimizer:
             return
         release_outside_steps(self)
+        if self.is_private:
+            self.optimizer.allow_steps(False)  # also if it comes back
         if isinstance(optimizer, PrivateOptimizer):
             optimizer.privacy_history.replace(self.privacy_history)
             self.privacy_history = optimizer.privacy_history
@@ -498,8 +500,9 @@ class PrivateTraining(ReleaseMethods):
                     self.settle()
                 finally:
                     self.feeding = None
-                    self.optimizer.allow_steps(False)
-                    if self.optimizer.plan is not None:  # which keeps the budget where no fit does
+                    if self.is_private:  # a callback may have exchanged the optimizer
+                        self.optimizer.allow_steps(False)
+                    if getattr(self.optimizer, "plan", None) is not None:  # which keeps the budget where no fit does
                         self.optimizer.privacy_history.lift()
 
     def _ahead(self, x: Any, y: Any, weighted: bool) -> Any:

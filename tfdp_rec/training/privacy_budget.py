@@ -79,6 +79,7 @@ class PrivacyBudget(keras.callbacks.Callback):
             self._allowance.pay(self.model.optimizer, steps, math.inf if keeper is None else keeper.steps_ahead)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
+        self._refuse_other_ledger(self.model.optimizer.keeper)  # now all callbacks have begun
         self._last_epoch = epoch + 1 >= (self.params.get("epochs") or 1)
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:
@@ -116,6 +117,14 @@ class PrivacyBudget(keras.callbacks.Callback):
             raise ValueError(
                 f"The data of this fit were drawn by another sampling ({source.sampling.describe()}) than the "
                 "accountant's: give both the same object."
+            )
+
+    def _refuse_other_ledger(self, keeper: Any) -> None:
+        payments = self.accountant.payments
+        if keeper is not None and keeper.ledger is not (payments.ledger if payments else None):
+            raise ValueError(
+                "What a killed run has made since its last checkpoint is known to the ledger that paid for it: give "
+                "the checkpoints the budget's accountant, TrainingCheckpoint(..., accountant=accountant)."
             )
 
     def _left(self) -> int:

@@ -79,8 +79,7 @@ class PrivateStep:
             return self.losses(Batch(examples))
 
         size = self.microbatch_size
-        before_read, rule = self.model.private_weights.before_read, self.model.optimizer.clip_rule
-        clipping = Clipping(self.model, loss, clip, before_read, rule, present)
+        clipping = Clipping(self.model, loss, clip, rule=self.model.optimizer.clip_rule, present=present)
         if size is not None:
             return in_parts(clipping, examples, size), None
         clipped = clipping.sum(examples)

@@ -25,6 +25,7 @@ import math
 import os
 import re
 import secrets
+import warnings
 import zipfile
 from collections.abc import Iterator
 from typing import Any
@@ -110,9 +111,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._epoch, self._to_skip = 0, 0
         self._epoch_began: int | None = None  # number of steps made before the present epoch; None between epochs
         self._checked = 0  # number of steps when the last checkpoint was written, or the fit began
-        self._last = ""  # name of the checkpoint that was last written or resumed from
-        self._kept: Any = None  # the model whose checkpoint that is
-        self._saved: Any = None  # its state
+        self._names: tuple[str, ...] = ()  # of the last checkpoint, and of one that is being written
+        self._trained: Any = None  # the model whose states are kept
+        self._saved: Any = None  # the state of the last checkpoint
 
     # Hooks of fit.
 
@@ -125,7 +126,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if self._resumed is not None:
             begin_at_epoch(self.model, self._resumed.epoch)
         self._checked = self._steps()
-        self.model.optimizer.keeper = self
+        self._keep(self.model)
 
     def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
         begin_at_epoch(self.model, None)
@@ -160,41 +161,62 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def before_release(self, optimizer: PrivateOptimizer) -> None:
         """Writes the present state, which is settled, unless the last checkpoint is of it."""
-        if optimizer is not self.model.optimizer or (self._state() == self._saved and not optimizer.is_cut_short):
+        if self._is_kept(optimizer):
             return
+        if optimizer.is_cut_short:
+            raise RuntimeError(
+                "A step was cut short, so that weights and noise no longer belong together. Make the model anew and "
+                f"resume from the last checkpoint in {self.directory}, which is of the steps before."
+            )
         try:
-            if optimizer.is_cut_short:
-                raise RuntimeError(
-                    "A step was cut short, so that weights and noise no longer belong together. Make the model anew "
-                    f"and resume from the last checkpoint in {self.directory}, which is of the steps before."
-                )
             self.save()
-        except BaseException:
-            if optimizer.correlates_noise:  # a plan is paid for once: nothing leaves of which no checkpoint knows
-                _erase_weights(self.model)
-            raise
+        except OSError as problem:
+            if optimizer.correlates_noise:
+                raise
+            warnings.warn(  # each step is paid for: what leaves is told
+                f"No training checkpoint could be written ({problem}): the training goes on from the one before.",
+                stacklevel=2,
+            )
+
+    def erase_unkept(self, optimizer: PrivateOptimizer) -> None:
+        """Erases a state of a plan of noise that no checkpoint knows, where a release has failed."""
+        # A plan is paid for once, and goes on from its checkpoint. Dense weights are not withheld.
+        if optimizer.correlates_noise and not self._is_kept(optimizer):
+            _erase_weights(self.model)
+
+    def _is_kept(self, optimizer: PrivateOptimizer) -> bool:
+        # Whether the last checkpoint is of an optimizer's state; one that the model has left makes no further step.
+        self.set_model(self._trained)  # Keras gives a callback other models, with which it was refused
+        present = optimizer is self.model.optimizer
+        return not present or (self._state() == self._saved and not optimizer.is_cut_short)
+
+    def _keep(self, model: Any) -> None:
+        self._trained, model.optimizer.keeper = model, self
 
     # Saving.
 
     def save(self) -> str:
         """Writes a checkpoint of the present state, settled; returns its path."""
+        if self._trained is None:
+            raise ValueError("A TrainingCheckpoint saves a model that it was given: call resume(model), or fit, first.")
         optimizer = self.model.optimizer
         hold(self.directory)
         self._refuse_others()
+        self._keep(self.model)
         self.model.private_weights.settle()
         older = self._paths()
         number = 1 + max((int(_NAME.search(path).group(1)) for path in older), default=0)  # type: ignore[union-attr]
         path = os.path.join(self.directory, f"{number:06d}-step-{self._steps()}{SUFFIX}")
         state, id = self._state(), secrets.token_hex(8)
+        self._names = (*self._names[-1:], os.path.basename(path))
         with writing(path, "wb", private=True) as whole, zipfile.ZipFile(whole, "w") as archive:
             archive.writestr(_HEADER, json.dumps(self._header(id), indent=1))
             for name, variable in _variables(self.model):
                 with archive.open(name, "w", force_zip64=True) as file:
                     file.writelines(_chunks(variable))
             self._note(optimizer, id, done=False)
-        self._last, self._kept = os.path.basename(path), self.model
+        self._names, optimizer.state_id = self._names[-1:], id
         self._note(optimizer, id)
-        optimizer.state_id = id
         for path_before in older:
             os.remove(path_before)
         self._saved, self._checked = state, self._steps()
@@ -219,7 +241,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             "steps_in_epoch": self._done,
             "steps_per_epoch": (self.params or {}).get("steps"),
             "history": optimizer.privacy_history.snapshot().dumps(),
-            "mark": None if self._ledger is None else dataclasses.asdict(self._ledger.mark),
+            "mark": None if self.ledger is None else dataclasses.asdict(self.ledger.mark),
         }
 
     def _steps(self) -> int:
@@ -240,12 +262,13 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             raise TypeError(
                 f"TrainingCheckpoint needs a private optimizer such as tfdp_rec.LazyDPSGD, got {optimizer!r}."
             )
-        if self._ledger is None and not isinstance(optimizer.dp_event(), NonPrivateDpEvent):
+        if self.ledger is None and not isinstance(optimizer.dp_event(), NonPrivateDpEvent):
             raise ValueError(
                 "TrainingCheckpoint needs a ledger, which knows the steps that a killed run has made since its last "
                 "checkpoint: TrainingCheckpoint(..., accountant=accountant), whose accountant or PrivatePlan was made "
                 "with ledger=."
             )
+        self._refuse_other(model)
         hold(self.directory)
         for name in os.listdir(self.directory) if os.path.isdir(self.directory) else []:
             if name.startswith(".") and name.endswith(SUFFIX):  # what a killed process had begun to write
@@ -256,19 +279,23 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         last = self.latest()
         if last is None:
             return
-        if os.path.basename(last) != self._last:
+        if os.path.basename(last) not in self._names:
             raise ValueError(
                 f"{last} is of an earlier training, or of another model, whose privacy cost would be forgotten: call "
                 "resume(model) before fit, or use another directory."
             )
-        if self._kept is not self.model:
+        self._refuse_other(self.model)
+
+    def _refuse_other(self, model: Any) -> None:
+        if self._trained not in (None, model):
             raise ValueError(
-                f"{last} is of another model than the one in training: give each model a TrainingCheckpoint and a "
-                "directory of its own."
+                f"{self.directory} is of another model than the one in training: give each model a TrainingCheckpoint "
+                "and a directory of its own."
             )
 
     @property
-    def _ledger(self) -> Ledger | None:
+    def ledger(self) -> Ledger | None:
+        """The ledger of its accountant, if there is one."""
         payments = None if self.accountant is None else self.accountant.payments
         return None if payments is None else payments.ledger
 
@@ -297,8 +324,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         """
         self._begin(model)
         optimizer, path = model.optimizer, self.latest()
-        self.set_model(model)
         if path is None:
+            self._trained = model
+            self.set_model(model)
             return None
         with _opened(path) as archive:
             header = json.loads(archive.read(_HEADER))
@@ -314,13 +342,15 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 for name, shape, _ in header["variables"]:
                     with archive.open(name) as file:
                         _fill(variables[name], shape, file)
+        self.set_model(model)
+        self._keep(model)
         optimizer.training_id, optimizer.state_id = header["training"], header["state"]
         if self.accountant is not None:
+            self.accountant.set_event(optimizer.dp_event())  # of the plan that goes on
             self.accountant.follow(model)
-        self._last, self._kept, self._saved = os.path.basename(path), model, self._state()
+        self._names, self._saved = (os.path.basename(path),), self._state()
         self._resumed = _normalised(header)
         self._epoch, self._epoch_began = self._resumed.epoch, self._steps() - self._resumed.steps_in_epoch
-        optimizer.keeper = self
         optimizer.allow_steps(False)  # till fit
         if optimizer.correlates_noise:
             self.save()  # under another id, so that no copy of the directory is resumed from now on
@@ -340,8 +370,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         mine_now = {name: [v.shape.as_list(), v.dtype.name] for name, v in _variables(model)}
         theirs = {name: [shape, kind] for name, shape, kind in header["variables"]}
         _refuse_difference("variables", theirs, mine_now)
-        if self._ledger is not None and header["mark"]:  # the ledger holds no less than it did then
-            self._ledger.refuse_without(Mark(**header["mark"]))
+        if self.ledger is not None and header["mark"]:  # the ledger holds no less than it did then
+            self.ledger.refuse_without(Mark(**header["mark"]))
 
 
 @contextlib.contextmanager
@@ -405,16 +435,17 @@ def _fill(variable: tf.Variable, shape: list[int], file: Any) -> None:
 
 
 def _erase_weights(model: Any) -> None:
-    # Weights of a state that no checkpoint knows; no further step is made from them.
+    # Weights of a state that no checkpoint knows; no further step is made from them. Other models on them show NaN.
     model.optimizer.course.mark_unfinished(1)
     for _, variable in _variables(model):
         if not variable.dtype.is_floating:
             continue
         shape = variable.shape.as_list()
         if not shape:
-            variable.assign(tf.zeros_like(variable))
+            variable.assign(tf.fill([], tf.constant(math.nan, variable.dtype)))
         for start, end in row_chunks(shape, _CHUNK_VALUES) if shape else ():
-            scatter("Update", variable, tf.range(start, end), tf.zeros([end - start, *shape[1:]], variable.dtype))
+            nothing = tf.fill([end - start, *shape[1:]], tf.constant(math.nan, variable.dtype))
+            scatter("Update", variable, tf.range(start, end), nothing)
 
 
 def _normalised(header: dict[str, Any]) -> Resumed:

@@ -140,10 +140,11 @@ def validate(model: keras.Model, batch: Any) -> Report:
     with contextlib.suppress(NotPrivate):  # the trial repeats the refusal
         build_layers(model, open_specs(batch, model.shared_inputs))
     loss = functools.partial(model.per_example_loss, training=True)
+    model.settle()  # no example then settles a row, which no gradient goes through
     with model.private_weights.in_step():
         trial = TrialStep(model, loss).read(batch)
         alone = SingleExamples(model, loss, batch) if not trial.refusals else None
-    model.private_weights.release()  # examples were run on withheld rows, which are published again
+    model.settle()  # examples were run on withheld rows, which are published again
     refusals = [*trial.refusals, *(alone.refusals if alone else ()), *_of_the_tables(model, trial.tables)]
     report = _report(model, refusals, trial.units, trial.tables, set(trial.refusals.values()))
     return dataclasses.replace(report, compared=alone.summary if alone else "")

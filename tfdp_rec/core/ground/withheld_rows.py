@@ -70,8 +70,10 @@ class WithheldRows:
 
     def publish(self) -> None:
         """Moves the rows, none of which owes noise any more, to the public variable."""
-        if _has_rows(self.private):
+        if self.are_withheld:
             _move(self.private, self.public)
+        elif _has_rows(self.private):  # an interruption has left the same rows in both
+            _empty(self.private)
 
 
 def withheld(variable: keras.Variable) -> WithheldRows | None:

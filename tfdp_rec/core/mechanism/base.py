@@ -461,6 +461,14 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
     def settle(self) -> None:
         """Applies all noise that is owed, so that the weights may be released. Cheap when nothing is owed."""
 
+    def release(self) -> None:
+        """As `settle`, and lets the rows out, by the owner of the tables (`weights.py`)."""
+        self.settle()
+        if not self.built:
+            return
+        for owner in {vars(table.variable).get("private_weights") for table in self.tables.values()} - {None}:
+            owner.release()
+
     def settle_all(self) -> None:
         """As `settle`, as operations of the present graph."""
 

@@ -292,13 +292,13 @@ class LazyDPSGD(PrivateOptimizer):
     # Saving: a saved optimizer is a settled one, so its ledger starts afresh at its step count.
 
     def save_own_variables(self, store: Any) -> None:
-        """Settles, then saves as every Keras optimizer does."""
-        self.settle()
+        """Releases, then saves as every Keras optimizer does."""
+        self.release()
         super().save_own_variables(store)
 
     def load_own_variables(self, store: Any) -> None:
         """Loads a settled optimizer; what this one owes is settled before it is forgotten."""
-        self.settle()
+        self.release()
         super().load_own_variables(store)
         if self.built:
             # Velocities of a file are released, and say how large the noise has been that momentum still moves by.

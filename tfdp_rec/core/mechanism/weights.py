@@ -43,6 +43,7 @@ from tfdp_rec.core.sensitivity.rules import Rule, rule_for
 
 _OWNER = "private_weights"  # attribute of a variable, and of a model
 _ONE_THREAD = threading.RLock()  # of the thread that trains privately
+_ONE_RELEASE = threading.RLock()  # of the thread that releases: no training begins meanwhile
 _TRAINED: list[tuple[int, Any]] = []  # threads, and the models that they train
 _HERE = threading.local()  # the models in whose steps, or exports, this thread is
 _WITHHELD = (
@@ -133,7 +134,8 @@ class PrivateWeights:
                 "train in one thread, or in processes with data and ledgers of their own."
             )
         models = list(self._models)
-        _TRAINED.extend((threading.get_ident(), model) for model in models)
+        with _ONE_RELEASE:
+            _TRAINED.extend((threading.get_ident(), model) for model in models)
         try:
             yield
         finally:
@@ -187,13 +189,22 @@ class PrivateWeights:
 
     def release(self) -> None:
         """Draws all noise that is owed, and lets the weights out; quick if there is none."""
-        self.settle()
-        for optimizer, _ in self._trained:
-            if optimizer.keeper is not None:
-                optimizer.keeper.before_release(optimizer)
-        for variable in self._variables:  # last: where a checkpoint cannot be written, rows stay where they are
-            if (places := withheld(variable)) is not None:
-                places.publish()
+        if not tf.executing_eagerly():
+            raise RuntimeError("settle() is for eager code; inside a graph it would be built, not run.")
+        with _ONE_RELEASE:
+            self._refuse_other_threads()
+            kept = [(optimizer.keeper, optimizer) for optimizer, _ in self._trained if optimizer.keeper is not None]
+            try:
+                self.settle()
+                for keeper, optimizer in kept:
+                    keeper.before_release(optimizer)
+            except BaseException:
+                for keeper, optimizer in kept:
+                    keeper.erase_unkept(optimizer)
+                raise
+            for variable in self._variables:  # last: where a checkpoint cannot be written, rows stay where they are
+                if (places := withheld(variable)) is not None:
+                    places.publish()
 
     def release_outside_steps(self) -> None:
         """Releases, except within a step and while a graph is traced."""

@@ -33,7 +33,7 @@ from tfdp_rec.core.sensitivity.recorder import (
     record_calls,
     refuse_unrecorded,
     secret_seeds,
-    settle_nothing,
+    settle_owned,
 )
 from tfdp_rec.core.sensitivity.rules import Call, resource
 from tfdp_rec.core.sensitivity.step_reading import CallRead, StepReading
@@ -252,7 +252,7 @@ class Clipping:
     model: keras.Model
     loss: Callable[[Any], tf.Tensor]
     l2_norm_clip: tf.Tensor
-    before_read: BeforeRead = settle_nothing
+    before_read: BeforeRead = settle_owned
     rule: WeightRule = clip_weight
     present: tf.Tensor | None = None
 

@@ -45,10 +45,11 @@ def settle_nothing(variable: keras.Variable, ids: tf.Tensor) -> None:
     """Settles nothing: for optimizers without pending noise."""
 
 
-def guard_of(model: keras.Model) -> BeforeRead:
-    """The function to call before the model's tables are read."""
-    # By name: `PrivateWeights` is on a higher floor, and ordinary Keras models have none.
-    return getattr(getattr(model, "private_weights", None), "before_read", settle_nothing)
+def settle_owned(variable: keras.Variable, ids: tf.Tensor) -> None:
+    """Settles rows of a table by its owner, whatever model reads them; the owner of other tables is nobody."""
+    # By name: `PrivateWeights` is on a higher floor.
+    if (owner := vars(variable).get("private_weights")) is not None:
+        owner.before_read(variable, ids)
 
 
 class Unit(NamedTuple):
