@@ -117,7 +117,6 @@ READS = {
     "a product": lambda m, f: np.ones([1, ROWS]) @ m.layers[1].embeddings,
     "its text": lambda m, f: repr(m.layers[1].embeddings),
     "a regularizer": lambda m, f: keras.regularizers.L2(0.1)(m.layers[1].embeddings),
-    "a tape": lambda m, f: tf.GradientTape().__enter__().watch(m.layers[1].embeddings.value),
     "the variables of the model": lambda m, f: [variable.numpy() for variable in m.trainable_variables],
 }
 
