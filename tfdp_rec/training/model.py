@@ -25,7 +25,7 @@ from tfdp_rec.core.ground.keras_internals import compiled_metrics, functional_cl
 from tfdp_rec.core.ground.refused import NotPrivate, refuse_below
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.checks import refuse_replicas
-from tfdp_rec.core.mechanism.weights import may_be_table, owners_of
+from tfdp_rec.core.mechanism.weights import PrivateWeights, may_be_table, owners_of
 from tfdp_rec.core.sensitivity.arithmetic import ask_for_float32_products
 from tfdp_rec.core.sensitivity.batches import open_specs
 from tfdp_rec.core.sensitivity.data_flow import ours
@@ -438,9 +438,12 @@ class PrivateTraining(ReleaseMethods):
         if self.is_private and self.optimizer.built and self._table_paths is not None:
             refuse_adapted(self)
             self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
+            self.private_weights.add(self.optimizer, self)  # again, if it was interrupted
 
     def _build_optimizer(self) -> None:
         refuse_adapted(self)
+        tables = [variable for variable in self.trainable_variables if self.is_table(variable)]  # type: ignore[attr-defined]
+        PrivateWeights.refuse_decay_beside_others(self.optimizer, self, tables)
         self.optimizer.build(self.trainable_variables, self._table_paths)  # type: ignore[attr-defined]
         self.optimizer.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
         if self.optimizer.privacy_history.snapshot().uses:  # what the weights are made of goes with them

@@ -45,7 +45,7 @@ _OWNER = "private_weights"  # attribute of a variable, and of a model
 _ONE_THREAD = threading.RLock()  # of the thread that trains privately
 _ONE_RELEASE = threading.RLock()  # of the thread that releases: no training begins meanwhile
 _TRAINED: list[tuple[int, Any]] = []  # threads, and the models that they train
-_HERE = threading.local()  # the models in whose steps, or exports, this thread is
+_HERE = threading.local()  # models, a step or export of which this thread traces or runs
 _WITHHELD = (
     "Table '{}' owes noise, and its rows are withheld: call settle() of the model that trains it, or read it after "
     "fit has ended, or by the model's own methods."
@@ -73,7 +73,6 @@ class PrivateWeights:
         owner = self._own(several, guard=optimizer.pays_late)
         if any(optimizer is known for known, _ in owner._trained):
             return
-        owner._refuse_decay_beside_others(optimizer, model)
         owner._trained.append((optimizer, model))
         for variable in several if optimizer.pays_late else ():
             if withheld(variable) is None:
@@ -103,13 +102,18 @@ class PrivateWeights:
             vars(each)[_OWNER] = self
         return self
 
-    def _refuse_decay_beside_others(self, optimizer: PrivateOptimizer, model: Any) -> None:
+    @staticmethod
+    def refuse_decay_beside_others(
+        optimizer: PrivateOptimizer, model: Any, tables: Iterable[keras.Variable]
+    ) -> None:
+        """Refuses an optimizer, before it is built, for tables that others train, if one of them makes them decay."""
         # Decay also shrinks the noise of other optimizers, in another order if that comes late. The earlier optimizer
         # of the same model has been settled and owes nothing.
-        for table in optimizer.tables.values():
-            others = [each for each, of in self._owing(table.variable) if of is not model]
+        for table in tables:
+            owner = vars(table).get(_OWNER)
+            others = [each for each, of in owner._owing(table) if of is not model] if owner else []
             decays = any(each.recursion.weight_decay for each in (optimizer, *others))
-            if others and (decays or table.variable.regularizer is not None):
+            if others and (decays or table.regularizer is not None):
                 raise NotPrivate(
                     f"Table '{table.path}' is trained by several optimizers, and has a regularizer or one of them has "
                     "weight_decay, for which the late noise of others is not that of DP-SGD: leave them out, or give "
@@ -128,13 +132,13 @@ class PrivateWeights:
         """A block for private steps, which one thread of a process makes at a time."""
         # Whether a draw was used, how many steps are allowed and which rows owe noise is read first and written later
         # in a step: two steps at once would both find the draw unused, and the last step of a budget still to be made.
-        if not _ONE_THREAD.acquire(blocking=False):
-            raise NotPrivate(
-                "A private fit is going on in another thread, and steps are checked and counted one after the other: "
-                "train in one thread, or in processes with data and ledgers of their own."
-            )
         models = list(self._models)
         with _ONE_RELEASE:
+            if not _ONE_THREAD.acquire(blocking=False):
+                raise NotPrivate(
+                    "A private fit is going on in another thread, and steps are checked and counted one after the "
+                    "other: train in one thread, or in processes with data and ledgers of their own."
+                )
             _TRAINED.extend((threading.get_ident(), model) for model in models)
         try:
             yield

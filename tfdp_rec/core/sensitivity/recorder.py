@@ -46,7 +46,7 @@ def settle_nothing(variable: keras.Variable, ids: tf.Tensor) -> None:
 
 
 def settle_owned(variable: keras.Variable, ids: tf.Tensor) -> None:
-    """Settles rows of a table by its owner, whatever model reads them; the owner of other tables is nobody."""
+    """Settles rows that are about to be read, by the owner of their table; a table that is not private has none."""
     # By name: `PrivateWeights` is on a higher floor.
     if (owner := vars(variable).get("private_weights")) is not None:
         owner.before_read(variable, ids)
