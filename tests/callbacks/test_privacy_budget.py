@@ -14,6 +14,7 @@ import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.core.claim.entries import Entries
 from tfdp_rec.core.claim.sampling_proof import Source
+from tfdp_rec.core.claim.spending import Spending
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.privacy import Accountant, PoissonSampling, Unaccounted
 
@@ -182,8 +183,8 @@ def test_no_step_is_one_too_many_whoever_makes_it(target):
 
 def test_the_accountant_is_asked_when_something_happened_and_not_at_every_step(monkeypatch):
     setup, asked = Setup(), []
-    refuse = Accountant.refuse
-    monkeypatch.setattr(Accountant, "refuse", lambda accountant: asked.append(1) or refuse(accountant))
+    refuse = Spending.refuse
+    monkeypatch.setattr(Spending, "refuse", lambda spending: asked.append(1) or refuse(spending))
     setup.fit(100.0, steps_per_epoch=3, epochs=2)
     few = len(asked)
     setup.fit(100.0, steps_per_epoch=15, epochs=2)

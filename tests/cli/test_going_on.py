@@ -217,7 +217,7 @@ def test_a_run_that_has_lost_its_last_steps_ends_within_its_budget(interrupted, 
     sampling = PoissonSampling(read(path).paid[-1].settings["sampling"]["num_units"], 60, unit="user")
     ledger = Ledger(path, "user", Snapshot(600, "user, item, time"), sampling.adjacency)
     accountant = Accountant(GaussianDpEvent(run["noises"]["lazydpsgd"]), sampling, DELTA, ledger=ledger)
-    accountant.payments.pay_steps(accountant.event, 4)  # that a process made, and took with it
+    accountant.spending.payments.pay_steps(accountant.event, 4)  # that a process made, and took with it
     accountant.close()
     assert train(tmp_path / "kept", "--resume", "--quiet") == 0
     results = results_of(tmp_path / "run")

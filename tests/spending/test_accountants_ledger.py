@@ -54,7 +54,7 @@ class Run:
         self.model.fit(self.sampling.batches(rows), callbacks=[*callbacks, budget], **options)
 
     def close(self):
-        self.accountant.payments.ledger.close()
+        self.accountant.spending.payments.ledger.close()
 
 
 def test_every_step_is_paid_for_before_it_is_made_and_the_rest_given_back(tmp_path):
@@ -109,7 +109,7 @@ def test_what_was_spent_without_a_ledger_is_owed_to_one(tmp_path):
     for _ in range(2):
         before.spend(GaussianDpEvent(2.0), "popularity counts")
     after = Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25), 1e-3, ledger=tmp_path / "ledger.jsonl")
-    after.merge(before.carried)
+    after.spending.merge(before.spending.carried)
     with pytest.raises(Unaccounted, match="has not paid for"):
         after.epsilon()
 
@@ -167,7 +167,7 @@ def test_the_past_keeps_its_price_when_the_data_grow(tmp_path):
     first = Accountant(GaussianDpEvent(1.0), small, 1e-6, ledger=path)
     count(first, GaussianDpEvent(1.0), 200)
     before = first.epsilon()
-    first.payments.ledger.close()
+    first.spending.payments.ledger.close()
     large = PoissonSampling(100_000, 100, unit="user")
     with pytest.raises(BrokenLedger, match="data_changed=True"):
         Accountant(GaussianDpEvent(1.0), large, 1e-6, ledger=path)

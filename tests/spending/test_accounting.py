@@ -154,10 +154,10 @@ def test_a_history_read_twice_is_counted_once():
     counted, again = accountant(), accountant()
     count(counted, counted.event, 10)
     for _ in range(2):
-        again.merge(counted.carried)
+        again.spending.merge(counted.spending.carried)
     assert again.steps == 10
     count(counted, counted.event, 5)
-    again.merge(counted.carried)
+    again.spending.merge(counted.spending.carried)
     assert again.steps == 15
 
 
@@ -173,10 +173,10 @@ def test_a_history_adds_its_uses_once_each_under_the_id_of_its_own():
     for noise, label in ((2.0, "terms"), (20.0, "counts"), (2.0, "terms")):
         again.spend(GaussianDpEvent(noise), label)
     for _ in range(2):
-        again.merge(counted.carried)
+        again.spending.merge(counted.spending.carried)
     assert sorted(label for _, label in again.spent_besides) == ["counts", "counts", "terms", "terms"]
     for _ in range(2):
-        counted.merge(again.carried)
+        counted.spending.merge(again.spending.carried)
     assert counted.epsilon(0) == again.epsilon(0) and len(counted.spent_besides) == 4
 
 
@@ -184,7 +184,7 @@ def test_a_use_with_an_id_is_counted_once_whichever_program_counts_it():
     counted, again = accountant(), accountant()
     for each in (counted, again, again):
         each.spend(GaussianDpEvent(20.0), "counts", id="of Monday")
-    again.merge(counted.carried)
+    again.spending.merge(counted.spending.carried)
     assert again.spent_besides == [(GaussianDpEvent(20.0), "counts")]
 
 
@@ -209,7 +209,7 @@ def test_a_history_survives_json():
     count(counted, ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(1.0)]), 2)
     counted.spend(dp_accounting.LaplaceDpEvent(9.0), "how many")
     again = accountant()
-    again.merge(Entries.loads(counted.carried.dumps()))
+    again.spending.merge(Entries.loads(counted.spending.carried.dumps()))
     assert (again.steps, again.epsilon()) == (42, counted.epsilon())
 
 

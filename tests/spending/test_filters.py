@@ -602,10 +602,10 @@ def test_history_from_before_a_filter_is_not_in_it(tmp_path):
     accountant = under(tmp_path / "ledger.jsonl", RenyiFilter(3.0, 1e-6))
     before = Accountant(GaussianDpEvent(1.0), SAMPLING, 1e-6)
     count(before, GaussianDpEvent(1.0), 3)
-    accountant.merge(before.carried)
+    accountant.spending.merge(before.spending.carried)
     with pytest.raises(Unaccounted, match="3 steps were made that"):
         accountant.epsilon()
-    assert accountant.payments.ledger.paid == []
+    assert accountant.spending.payments.ledger.paid == []
 
 
 def test_the_noise_for_the_next_job_is_found_from_what_is_left(tmp_path):

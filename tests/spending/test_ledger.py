@@ -392,7 +392,7 @@ def test_the_checker_agrees_on_a_training(tmp_path):
     two = dp_accounting.ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(4.0)])
     count(accountant, two, 200)
     epsilon = accountant.epsilon()
-    accountant.payments.ledger.close()
+    accountant.spending.payments.ledger.close()
     assert checked(path, 1e-5, tmp_path) == pytest.approx(epsilon, rel=1e-6)  # ours adds up what may fail
     assert read(path).epsilon(1e-5) == pytest.approx(epsilon, rel=1e-9)
     text = path.read_text()

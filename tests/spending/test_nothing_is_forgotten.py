@@ -40,18 +40,18 @@ def test_two_uses_with_one_id_are_refused():
     other = accountant_of()
     other.spend(GaussianDpEvent(1.0), "terms", id="of Monday")
     with pytest.raises(ValueError, match="Two expenses have the id 'of Monday'"):
-        counted.merge(other.carried)
+        counted.spending.merge(other.spending.carried)
         counted.epsilon()
 
 
 def test_a_payment_pays_for_the_event_that_it_names(tmp_path):
     """A use of multiplier 1 was taken for paid by a payment for multiplier 20 with the same id."""
-    with accountant_of(ledger=tmp_path / "ledger.jsonl").payments.ledger as ledger:
+    with accountant_of(ledger=tmp_path / "ledger.jsonl").spending.payments.ledger as ledger:
         ledger.pay(GaussianDpEvent(20.0), label="counts", id="of Monday")
     other = accountant_of()
     other.spend(GaussianDpEvent(1.0), "terms", id="of Monday")
     counted = accountant_of(ledger=tmp_path / "ledger.jsonl")
-    counted.merge(other.carried)
+    counted.spending.merge(other.spending.carried)
     with pytest.raises(Unaccounted, match="1 steps or uses .'terms'. were made"):
         counted.epsilon()
 
@@ -86,7 +86,7 @@ def test_the_price_of_a_plan_does_not_come_back_while_others_go_on_from_it(tmp_p
     ledger, model, order, accountant = planned(tmp_path)
     first, second = accountant(), accountant()
     first.follow(model)
-    first.pay_ahead(1, 5, model.optimizer)
+    first.spending.pay_ahead(first.event, 1, 5, model.optimizer)
     model.fit(order.batches(rows), steps_per_epoch=5, verbose=0, callbacks=[PrivacyBudget(second, 100.0)])
     first.give_back_unused()
     once = epsilon_of(PLAN.dp_event(SIGMA), 1e-2, "rdp")
@@ -98,7 +98,7 @@ def test_a_plan_whose_steps_all_came_back_keeps_its_price(tmp_path):
     """The ledger's total was right; the accountant's was 0."""
     ledger, model, order, accountant = planned(tmp_path)
     counted = accountant()
-    counted.payments.pay_steps(model.optimizer.dp_event(), STEPS)
+    counted.spending.payments.pay_steps(model.optimizer.dp_event(), STEPS)
     ledger.give_back(ledger.paid[-1].number, 0, STEPS)
     assert counted.epsilon() == pytest.approx(read(ledger.path).epsilon(1e-2, "rdp")) and counted.epsilon() > 1.0
     counted.close()
@@ -147,7 +147,7 @@ def test_steps_keep_the_sampling_that_drew_them(tmp_path, way):
     first = a_day(model, 500, **kept(500))
     assert first.epsilon() == pytest.approx(first.epsilon(4)) and first.steps == 4
     if way == "ledger":
-        first.payments.ledger.close()
+        first.spending.payments.ledger.close()
     elif way == "grown":
         inputs = keras.Input([1])
         model = model.grow_into(tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs)))

@@ -16,6 +16,7 @@ from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
 from tfdp_rec.core.claim.composition import epsilon_of
 from tfdp_rec.core.claim.events import PlannedDpEvent
 from tfdp_rec.core.claim.ledger import read
+from tfdp_rec.core.claim.payments import Payments
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import held_rows
 from tfdp_rec.data import FixedOrder
@@ -61,7 +62,7 @@ class Process:
         try:
             self.resumed = self.checkpoint.resume(self.model)
         except RuntimeError:
-            self.accountant.payments.ledger.close()
+            self.accountant.spending.payments.ledger.close()
             raise
 
     @property
@@ -79,7 +80,7 @@ class Process:
         try:
             self.model.fit(batches, steps_per_epoch=5, epochs=9, verbose=0, callbacks=[*callbacks, Stop(steps)])
         except KeyboardInterrupt:
-            self.accountant.payments.ledger.close()
+            self.accountant.spending.payments.ledger.close()
 
     def _kill(self, at):
         if self.model.optimizer.position == at:
@@ -120,7 +121,7 @@ def test_a_plan_is_paid_for_whole_before_its_first_step_and_once(tmp_path):
 def test_a_plan_none_of_whose_steps_was_made_costs_nothing(tmp_path):
     process = Process(tmp_path)
     process.accountant.follow(process.model)
-    process.accountant.pay_ahead(1, STEPS, process.model.optimizer)
+    process.accountant.spending.pay_ahead(process.accountant.event, 1, STEPS, process.model.optimizer)
     assert paid(process) == pytest.approx(epsilon(1))
     process.accountant.close()
     assert read(process.path).paid == []
@@ -244,7 +245,7 @@ def test_a_checkpoint_keeps_the_part_that_is_under_way_whatever_the_accountant_w
     second.model.fit(batches, steps_per_epoch=5, epochs=2, verbose=0, callbacks=[second.checkpoint])  # without a budget
     kept = read(second.path).notes("state kept")[-1]
     assert kept == {"training": second.model.optimizer.training_id, "state": second.model.optimizer.state_id}
-    second.accountant.payments.ledger.close()
+    second.accountant.spending.payments.ledger.close()
 
 
 def test_a_private_plan_that_is_made_again_goes_on(tmp_path):
@@ -282,7 +283,7 @@ def test_a_resumed_part_that_makes_no_step_is_no_fork(tmp_path, trained, ledger)
     for _ in range(2):
         second = Process(tmp_path)
         second.checkpoint.save()
-        second.accountant.payments.ledger.close()
+        second.accountant.spending.payments.ledger.close()
     if trained:
         second = Process(tmp_path)
         second.fit(STEPS, killed_at=6)
@@ -296,7 +297,7 @@ def test_a_resumed_part_that_makes_no_step_is_no_fork(tmp_path, trained, ledger)
         alone = Accountant(third.event, third.order, DELTA, "rdp")
         alone.follow(third.model)
         assert alone.epsilon() == pytest.approx(epsilon(1))
-    third.accountant.payments.ledger.close()
+    third.accountant.spending.payments.ledger.close()
 
 
 def test_the_model_is_looked_at_between_resumption_and_training_for_nothing(tmp_path):
@@ -342,15 +343,15 @@ def test_rows_that_owe_noise_get_it_once_of_all_copies_of_a_checkpoint(tmp_path)
 
 def test_a_checkpoint_that_a_kill_left_without_its_note_is_gone_on_from_for_nothing(tmp_path, monkeypatch):
     first = Process(tmp_path)
-    note = Accountant.note_checkpoint
+    note = Payments.note_checkpoint
 
-    def noted(accountant, optimizer, state, done=True):
+    def noted(payments, training, stands, state, done=True):
         if done and first.model.optimizer.position == 5:
-            first.accountant.payments.ledger.close()
+            first.accountant.spending.payments.ledger.close()
             raise SystemExit  # the file is there
-        note(accountant, optimizer, state, done)
+        note(payments, training, stands, state, done)
 
-    monkeypatch.setattr(Accountant, "note_checkpoint", noted)
+    monkeypatch.setattr(Payments, "note_checkpoint", noted)
     with pytest.raises((SystemExit, ValueError, RuntimeError)):
         first.fit(STEPS)
     monkeypatch.undo()
@@ -371,7 +372,7 @@ def test_a_copy_of_a_checkpoint_whose_directory_was_removed_before_a_release_is_
             callbacks=[PrivacyBudget(first.accountant, 100.0), Removes(tmp_path / "training"), Fails(2)],
         )  # fmt: skip
     first.model.get_weights()
-    first.accountant.payments.ledger.close()  # killed
+    first.accountant.spending.payments.ledger.close()  # killed
     assert refused(tmp_path, "copy") == pytest.approx(epsilon(1))
 
 
@@ -391,7 +392,7 @@ def test_a_kill_at_any_write_leaves_the_directory_resumable_and_one_copy_at_most
     Process(tmp_path).fit(9, killed_at=5)
     shutil.copytree(tmp_path / "training", tmp_path / "copy")
     dying = Process(tmp_path)
-    writes = {"first note": (Accountant, "note_checkpoint", 1), "second note": (Accountant, "note_checkpoint", 2)}
+    writes = {"first note": (Payments, "note_checkpoint", 1), "second note": (Payments, "note_checkpoint", 2)}
     writes |= {"file": (os, "replace", 1), "older files": (os, "remove", 1)}
     owner, name, number = writes[killed_at]
     done, called = getattr(owner, name), []
@@ -406,11 +407,11 @@ def test_a_kill_at_any_write_leaves_the_directory_resumable_and_one_copy_at_most
     with pytest.raises(SystemExit):
         dying.checkpoint.save()
     monkeypatch.undo()
-    dying.accountant.payments.ledger.close()
+    dying.accountant.spending.payments.ledger.close()
     again = Process(tmp_path)
     assert again.resumed.step == 4
     again.model.get_weights()
-    again.accountant.payments.ledger.close()
+    again.accountant.spending.payments.ledger.close()
     refused(tmp_path, "copy")
 
 
@@ -421,7 +422,7 @@ def test_of_two_plans_in_one_ledger_each_goes_on_from_its_own_newest_state(tmp_p
         again = Process(tmp_path, training=training)
         assert again.resumed.step == 2
         again.model.get_weights()
-        again.accountant.payments.ledger.close()
+        again.accountant.spending.payments.ledger.close()
 
 
 # Weights leave with a checkpoint of their state, or not at all.
@@ -445,7 +446,7 @@ def test_a_plan_whose_state_cannot_be_written_is_erased(tmp_path, lazily, monkey
         first.model.get_weights()
     with pytest.raises((RuntimeError, tf.errors.OpError), match="cut short"):
         first.fit(1)
-    first.accountant.payments.ledger.close()
+    first.accountant.spending.payments.ledger.close()
     again = Process(tmp_path, lazily=lazily)
     assert again.resumed.step == 4
     again.fit(2)
@@ -468,7 +469,7 @@ def test_a_plan_whose_settling_is_interrupted_is_erased(tmp_path):
             callbacks=[PrivacyBudget(first.accountant, 100.0)],
         )  # fmt: skip
     assert np.all(np.isnan(first.model.layers[-1].kernel.numpy()))
-    first.accountant.payments.ledger.close()
+    first.accountant.spending.payments.ledger.close()
 
 
 def test_a_failed_write_of_another_model_on_the_table_erases_a_plan(tmp_path, monkeypatch):
@@ -484,7 +485,7 @@ def test_a_failed_write_of_another_model_on_the_table_erases_a_plan(tmp_path, mo
     with pytest.raises(OSError, match="No space"):
         first.model.fit(first.order.batches(rows, position=2), steps_per_epoch=1, verbose=0)
     assert np.all(np.isnan(first.model.layers[-1].kernel.numpy()))
-    first.accountant.payments.ledger.close()
+    first.accountant.spending.payments.ledger.close()
 
 
 @pytest.mark.parametrize("way", ["fit", "resume"])
@@ -523,7 +524,7 @@ def test_an_optimizer_that_comes_back_after_a_fit_makes_no_step_by_hand(tmp_path
     with pytest.raises((NotPrivate, tf.errors.InvalidArgumentError)):
         process.model.train_step(next(iter(process.order.batches(rows, position=made))))
     assert plan.position == made
-    process.accountant.payments.ledger.close()
+    process.accountant.spending.payments.ledger.close()
 
 
 def reads_within_epochs():
@@ -577,7 +578,7 @@ def test_steps_of_a_kept_plan_are_made_in_fit_alone(tmp_path, compiled):
     with pytest.raises((NotPrivate, tf.errors.InvalidArgumentError), match="ensured in fit alone"):
         own(next(iter(process.order.batches(rows, position=2))))
     assert process.model.optimizer.position == 2
-    process.accountant.payments.ledger.close()
+    process.accountant.spending.payments.ledger.close()
     again = Process(tmp_path)
     with pytest.raises((NotPrivate, tf.errors.InvalidArgumentError), match="ensured in fit alone"):
         again.model.train_step(next(iter(again.order.batches(rows, position=2))))
@@ -612,7 +613,7 @@ def test_a_plan_has_one_noise_multiplier(tmp_path):
     for sigma, refused in ((3.0, False), (3.0, False), (2.0, True)):
         event = PlannedDpEvent(PLAN.dp_event(sigma), STEPS, 5, 3, "one")
         with pytest.raises(ValueError, match="one noise multiplier") if refused else contextlib.nullcontext():
-            process.accountant.payments.pay_steps(event, 5)
+            process.accountant.spending.payments.pay_steps(event, 5)
     assert paid(process) == pytest.approx(epsilon(1))
     process.accountant.close()
 
@@ -667,7 +668,7 @@ def test_a_plan_that_goes_on_under_an_equal_order_has_all_its_steps(tmp_path):
     """Both orders' steps were written under the plan's id, and the larger number alone was carried."""
     first = Process(tmp_path)
     first.fit(3)
-    other, ledger = FixedOrder(UNITS, BATCH), first.accountant.payments.ledger
+    other, ledger = FixedOrder(UNITS, BATCH), first.accountant.spending.payments.ledger
     accountant = Accountant(first.event, other, DELTA, "rdp", ledger=ledger)
     first.order, first.accountant, first.checkpoint = other, accountant, keras.callbacks.Callback()
     shutil.rmtree(tmp_path / "training")

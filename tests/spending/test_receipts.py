@@ -100,7 +100,7 @@ def test_blocks_of_one_training_are_one_entry(tmp_path, monkeypatch):
     accountant, model = accountant_of(ledger=tmp_path / "ledger.jsonl"), model_of()
     train(model, 10, PrivacyBudget(accountant, TARGET))
     ((id, entry),) = model.privacy_history.snapshot().items()
-    assert entry.steps == 10 == accountant.payments.steps_of(id)
+    assert entry.steps == 10 == accountant.spending.payments.steps_of(id)
     train(model, 3, PrivacyBudget(accountant, TARGET))
     assert [entry.steps for entry in model.privacy_history.snapshot()] == [10, 3]
     assert accountant.steps == read(tmp_path / "ledger.jsonl").steps == 13
@@ -171,7 +171,7 @@ def test_a_history_that_was_loaded_without_compiling_goes_with_its_weights(tmp_p
     assert accountant_of(beside).steps == 12
     loaded.compile("adam", "mse", run_eagerly=True)
     loaded.fit(*rows(range(40)), batch_size=10, verbose=0)
-    assert accountant_of(beside).carried.ordinary == {"Adam": 4}, "of two histories, which count the same steps"
+    assert accountant_of(beside).spending.carried.ordinary == {"Adam": 4}, "the same steps in two histories"
 
 
 def test_weights_carry_the_history_into_a_model_that_is_not_compiled(tmp_path):
@@ -699,7 +699,7 @@ def test_a_payment_is_for_steps_of_its_sampling_alone(tmp_path, difference):
     said = {"asserted": "a nightly job"} if difference == "settings" else {}
     settings = {"step": events.to_json(step), "sampling": SAMPLING.get_state(), **said}
     sampled = SAMPLING.compose(step, 1).event
-    accountant.payments.ledger.pay(sampled, 4, "training", settings, steps=4, id="0123")
+    accountant.spending.payments.ledger.pay(sampled, 4, "training", settings, steps=4, id="0123")
     meter.add_entry(Entry(step, 4, drawn.get_state()), "0123")
     accountant.follow(types.SimpleNamespace(privacy_history=meter))
     if difference == "none":
@@ -707,5 +707,5 @@ def test_a_payment_is_for_steps_of_its_sampling_alone(tmp_path, difference):
     else:
         with pytest.raises(Unaccounted, match="4 steps were made that"):
             accountant.epsilon()
-    assert accountant.payments.ledger.epsilon(DELTA, "rdp") == pytest.approx(epsilon_of_steps(4))
+    assert accountant.spending.payments.ledger.epsilon(DELTA, "rdp") == pytest.approx(epsilon_of_steps(4))
     accountant.close()

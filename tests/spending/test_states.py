@@ -30,7 +30,7 @@ def accountant(sampling=POISSON, **options):
 def of_histories(*histories):
     made = accountant()
     for history in histories:
-        made.merge(Entries.loads(history))
+        made.spending.merge(Entries.loads(history))
     return made
 
 
@@ -57,7 +57,8 @@ def test_uses_whose_ids_end_like_those_of_old_versions_stay_several():
     made = accountant()
     for day in ("Monday", "Tuesday", "Wednesday"):
         made.spend(GaussianDpEvent(2.0), "popularity counts", id=f"{day}: popularity counts")
-    assert made.epsilon() == of_histories(made.carried.dumps()).epsilon() == pytest.approx(gaussians(2.0, 2.0, 2.0))
+    again = of_histories(made.spending.carried.dumps())
+    assert made.epsilon() == again.epsilon() == pytest.approx(gaussians(2.0, 2.0, 2.0))
 
 
 def test_an_id_in_use_is_refused_before_anything_is_paid(tmp_path):
@@ -181,12 +182,13 @@ def test_uses_are_added_to_a_model_that_is_built():
 def test_two_that_go_on_from_one_history_are_both_counted(by):
     first = accountant()
     count(first, STEP, 50)
-    ways = {"history": lambda: of_histories(first.carried.dumps()), "pickle": lambda: pickle.loads(pickle.dumps(first))}
+    history = lambda: of_histories(first.spending.carried.dumps())  # noqa: E731
+    ways = {"history": history, "pickle": lambda: pickle.loads(pickle.dumps(first))}
     one, other = ways[by](), ways[by]()
     for each in (one, other):
         count(each, STEP, 200)
         count(each, STEP, 1)
-    both = of_histories(one.carried.dumps(), other.carried.dumps())
+    both = of_histories(one.spending.carried.dumps(), other.spending.carried.dumps())
     assert both.steps == 50 + 2 * 201
     assert both.epsilon() == pytest.approx(accountant().epsilon(steps=both.steps))
 

@@ -74,7 +74,7 @@ class World:
 
     def kill(self):
         if self.has_ledger:
-            self.accountant.payments.ledger.close()
+            self.accountant.spending.payments.ledger.close()
         self.begin()
 
     def spend(self, model, kind):
@@ -178,7 +178,7 @@ class World:
             self.counts["checked"] += 1
         everything = Counter(self.kinds[id] for id in set().union(*(model.spent for model in self.models)))
         try:
-            self.accountant.refuse()
+            self.accountant.spending.refuse()
         except Unaccounted:
             self.counts["unaccounted"] += 1
             return
@@ -201,7 +201,7 @@ def walk(folder, seed, has_ledger):
     world = World(folder, rng, has_ledger)
     world.walk(rng.randint(4, 14))
     if has_ledger:
-        world.accountant.payments.ledger.close()
+        world.accountant.spending.payments.ledger.close()
     return world.counts
 
 

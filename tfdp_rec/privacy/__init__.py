@@ -9,7 +9,6 @@ from tfdp_rec.core.ground.lazily import imported_when_asked
 
 if TYPE_CHECKING:
     from tfdp_rec.core.claim.accountant import Accountant as Accountant
-    from tfdp_rec.core.claim.accountant import Unaccounted as Unaccounted
     from tfdp_rec.core.claim.calibration import calibrate_noise as calibrate_noise
     from tfdp_rec.core.claim.composition import epsilon_of as epsilon_of
     from tfdp_rec.core.claim.entries import Use as Use
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
     from tfdp_rec.core.claim.orders import FixedOrder as FixedOrder
     from tfdp_rec.core.claim.schemes import PoissonSampling as PoissonSampling
     from tfdp_rec.core.claim.schemes import Sampling as Sampling
+    from tfdp_rec.core.claim.spending import Unaccounted as Unaccounted
     from tfdp_rec.core.mechanism.correlated_noise import BufferedToeplitz as BufferedToeplitz
     from tfdp_rec.core.mechanism.correlated_noise import Correlation as Correlation
     from tfdp_rec.core.mechanism.correlated_noise import optimised_correlation as optimised_correlation

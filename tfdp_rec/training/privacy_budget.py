@@ -65,7 +65,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         self._check_source()
         # The optimizer's own choices, such as a pre-selection of rows, cost before the first step.
         for use in getattr(self.model.optimizer, "events_before_training", list)():
-            if not self.accountant.has_spent(use):
+            if not self.accountant.spending.has_spent(use):
                 self.accountant.spend(use[0], use[1], use.id)
         self.ended_fit, self._last_epoch = False, False
         self._allowance = Allowance(self.accountant, self.target_epsilon, self.steps, in_fit=True)
@@ -120,8 +120,7 @@ class PrivacyBudget(keras.callbacks.Callback):
             )
 
     def _refuse_other_ledger(self, keeper: Any) -> None:
-        payments = self.accountant.payments
-        if keeper is not None and keeper.ledger is not (payments.ledger if payments else None):
+        if keeper is not None and keeper.ledger is not self.accountant.spending.payments.ledger:
             raise ValueError(
                 "What a killed run has made since its last checkpoint is known to the ledger that paid for it: give "
                 "the checkpoints the budget's accountant, TrainingCheckpoint(..., accountant=accountant)."

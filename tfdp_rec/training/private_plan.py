@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from tfdp_rec.core.claim import events
-from tfdp_rec.core.claim.accountant import Accountant, Unaccounted
+from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.allowance import Allowance
 from tfdp_rec.core.claim.calibration import least_noise
 from tfdp_rec.core.claim.composition import checked_epsilon
@@ -33,6 +33,7 @@ from tfdp_rec.core.claim.entries import Entries, Use
 from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, PlannedDpEvent
 from tfdp_rec.core.claim.ledger import Ledger, Payment, canonical, composed, finite
 from tfdp_rec.core.claim.schemes import Sampling, fold_gaussians
+from tfdp_rec.core.claim.spending import Unaccounted
 from tfdp_rec.core.ground.files import Path
 from tfdp_rec.core.mechanism.correlated_noise import Correlation
 from tfdp_rec.core.sensitivity.weights import Auto
@@ -127,15 +128,15 @@ class PrivatePlan:
         """Noise multiplier σ: as given, as noted in the ledger, or the least with which `steps` steps fit."""
         if self._target is None:
             return float(self._given_noise or 0.0)
-        paid = self._payer.payments
+        ledger = self._payer.spending.payments.ledger
         # A ledger holds the uses of `spent` already.
-        besides = [composed(paid.ledger.paid)] if paid else [event for event, _ in self._uses.values()]
+        besides = [composed(ledger.paid)] if ledger else [event for event, _ in self._uses.values()]
         noise = self._noted() or least_noise(
             self._target, self.delta, self.sampling, self.steps, self._payer.accountant, self.make_event, besides,
             self._payer.limit,
         )  # fmt: skip
-        if paid and not self._noted():
-            paid.ledger.note(_NOTE, self._note(noise))
+        if ledger and not self._noted():
+            ledger.note(_NOTE, self._note(noise))
         return noise
 
     def _note(self, noise: float) -> dict[str, Any]:
@@ -151,26 +152,27 @@ class PrivatePlan:
 
     def _noted(self) -> float | None:
         # The σ of the same plan in an earlier process; None if the ledger has no such note.
-        notes = self._payer.payments.ledger.notes(_NOTE) if self._payer.payments else []
-        for note in reversed(notes):
+        ledger = self._payer.spending.payments.ledger
+        for note in reversed(ledger.notes(_NOTE) if ledger else []):
             if canonical(finite(self._note(note["sigma"]))) == canonical(note):
                 return float(note["sigma"])
         return None
 
     def _refuse_dear(self, uses: Sequence[Use]) -> None:
-        paid = self._payer.payments
-        due = [Payment(use[0], label=use[1]) for use in uses if paid and not paid.has_paid(use)]
-        if self._target is None or paid is None or not due:
+        ledger = self._payer.spending.payments.ledger
+        due = [Payment(use[0], label=use[1]) for use in uses if not self._payer.spending.has_spent(use)]
+        if self._target is None or ledger is None or not due:
             return
-        after = paid.ledger.epsilon(self.delta, self._payer.accountant, due)
+        after = ledger.epsilon(self.delta, self._payer.accountant, due)
         if after > self._target:
             raise ValueError(
-                f"The uses in spent= would take {paid.ledger.path} to epsilon {after:.4g}, above the plan's "
+                f"The uses in spent= would take {ledger.path} to epsilon {after:.4g}, above the plan's "
                 f"{self._target:g}: nothing was paid. Give a larger epsilon, or uses with more noise."
             )
 
     def _refuse_gone(self) -> None:
-        if self._target is None or self._payer.payments is None:
+        ledger = self._payer.spending.payments.ledger
+        if self._target is None or ledger is None:
             return
         checked_epsilon(self._target)
         noted, spent = self._noted(), self._payer.epsilon()
@@ -180,11 +182,11 @@ class PrivatePlan:
             self._payer.set_event(self.make_event(noted))
         if spent > self._target or noted and self._payer.max_steps(self._target) <= self._payer.steps:
             said = (
-                f"The budget is spent: {self._payer.payments.ledger.path} holds epsilon {spent:.4g} of "
+                f"The budget is spent: {ledger.path} holds epsilon {spent:.4g} of "
                 f"{self._target:g}, and no further step fits. Release the trained model; to continue on these data, "
                 "plan a larger epsilon."
             )
-            if not noted or not all(map(self._payer.has_spent, self._uses.values())):
+            if not noted or not all(map(self._payer.spending.has_spent, self._uses.values())):
                 raise ValueError(said)
             # The program may have ended after its last step, and come back for its checkpoint. Steps are refused.
             warnings.warn(said, stacklevel=3)
@@ -252,7 +254,7 @@ class PrivatePlan:
                 "from noise multiplier to the step's event; EANA has no epsilon: plan with noise_multiplier=."
             )
         before: list[Use] = getattr(optimizer, "events_before_training", list)()
-        missing = [use[1] for use in before if not self.accountant.has_spent(use)]
+        missing = [use[1] for use in before if not self.accountant.spending.has_spent(use)]
         if missing:
             raise ValueError(
                 f"{type(optimizer).__name__} also spends on '{missing[0]}' before training, which the plan does not "

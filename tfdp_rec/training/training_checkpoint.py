@@ -224,7 +224,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
     def _note(self, optimizer: PrivateOptimizer, id: str, done: bool = True) -> None:
         if self.accountant is not None and optimizer.correlates_noise:
-            self.accountant.note_checkpoint(optimizer, id, done)
+            payments = self.accountant.spending.payments
+            payments.note_checkpoint(optimizer.training_id, optimizer.state_id, id, done)
 
     def _header(self, id: str) -> dict[str, Any]:
         optimizer = self.model.optimizer
@@ -296,8 +297,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     @property
     def ledger(self) -> Ledger | None:
         """The ledger of its accountant, if there is one."""
-        payments = None if self.accountant is None else self.accountant.payments
-        return None if payments is None else payments.ledger
+        return None if self.accountant is None else self.accountant.spending.payments.ledger
 
     def _paths(self) -> list[str]:
         names = os.listdir(self.directory) if os.path.isdir(self.directory) else []
@@ -332,7 +332,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             header = json.loads(archive.read(_HEADER))
             self._check(header, model, optimizer)
             if self.accountant is not None and optimizer.correlates_noise:
-                self.accountant.refuse_superseded(header["training"], header["state"])
+                self.accountant.spending.payments.refuse_superseded(header["training"], header["state"])
             # What was spent first: an interruption on the way lets nothing out that is not told.
             optimizer.privacy_history.merge(Entries.loads(header["history"]))
             if not optimizer.is_cut_short:  # the rows that stand here owe by marks that are now replaced

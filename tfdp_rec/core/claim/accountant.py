@@ -21,7 +21,7 @@ from typing import Any
 import dp_accounting
 from dp_accounting import DpEvent
 
-from tfdp_rec.core.claim import events, payments
+from tfdp_rec.core.claim import events
 from tfdp_rec.core.claim.composition import (
     check_supported,
     checked_count,
@@ -33,14 +33,11 @@ from tfdp_rec.core.claim.composition import (
 from tfdp_rec.core.claim.entries import Entries, Entry, Use
 from tfdp_rec.core.claim.filters import PrivacyFilter
 from tfdp_rec.core.claim.ledger import Ledger
-from tfdp_rec.core.claim.payments import Payments
+from tfdp_rec.core.claim.payments import refuse_unpayable
 from tfdp_rec.core.claim.schemes import Sampling
+from tfdp_rec.core.claim.spending import Spending
 from tfdp_rec.core.claim.statement import Statement, statement
 from tfdp_rec.core.ground.files import Path
-
-
-class Unaccounted(ValueError):
-    """The data were used in a way that an accountant cannot account for, so that it gives no ε."""
 
 
 class Accountant:
@@ -92,21 +89,17 @@ class Accountant:
         self.delta = _checked_delta(delta, sampling.num_units, allow_large_delta)
         self.accountant = accountant
         self.event = event
-        self.version = 0  # number of changes, other than steps, of what is counted here alone
-        self._recorded, self._followed = Entries(), list[Any]()
-        self._open: tuple[str, DpEvent] | None = None  # id and event of steps that are paid for, and not all made
-        self._payee: Any = None  # the meter of the optimizer that they are paid for
         self._epsilons, self._most = dict[str, float](), dict[Any, int]()
-        self.payments: Payments | None = None
+        self.spending = Spending(sampling)
         self._check(event)
         if ledger is not None:
-            payments.refuse_unpayable(event, sampling)
-            self.payments = Payments(ledger, sampling)
+            refuse_unpayable(event, sampling)
+            self.spending = Spending(sampling, ledger)
             try:
                 self._check(event)
             except ValueError:
-                if self.payments.owns:
-                    self.payments.ledger.close()
+                if self.spending.owned:
+                    self.close()
                 raise
 
     def __deepcopy__(self, memo: Any) -> Accountant:
@@ -119,42 +112,18 @@ class Accountant:
         if event != self.event:
             self._check(event)
             self.event = event
-            self.version += 1
 
     def follow(self, model: Any) -> None:
         """Accounts for all steps of a private `model`, or of an optimizer, those made and those to come.
 
         `PrivacyBudget` and `PrivatePlan` call this. A model without a privacy history is refused.
         """
-        found = _meter_of(model)
-        if found is None:
-            raise TypeError(
-                f"{type(model).__name__} has no privacy history: follow a model that was compiled with a mechanism of "
-                "tfdp_rec."
-            )
-        found.followed = True
-        if not any(model is known for known in self._followed):
-            self._followed.append(model)
-            self.version += 1
-
-    @property
-    def meters(self) -> list[Any]:
-        """The meters of the models that are followed, under their present optimizers."""
-        return list({id(meter): meter for meter in map(_meter_of, self._followed)}.values())
-
-    @property
-    def carried(self) -> Entries:
-        """All entries that were recorded here or that the followed models carry; under a ledger these are receipts."""
-        found = Entries()
-        for entries in (self._recorded, *(meter.snapshot() for meter in self.meters)):
-            found.merge(entries)
-        return found
+        self.spending.follow(model)
 
     @property
     def entries(self) -> Entries:
         """All that was spent: what the ledger holds, less steps that are still ahead; without one, what is carried."""
-        goes_on = self.paid_id, getattr(self.event, "plan", "")
-        return self.carried if self.payments is None else self.payments.entries(self.carried, goes_on)
+        return self.spending.entries(self.event)
 
     def _own(self) -> list[Entry]:
         # Entries of steps under this sampling, in order.
@@ -170,17 +139,17 @@ class Accountant:
     def lost(self) -> int:
         """Number of steps that are paid for and that no followed model has, such as those that a crash took."""
         mine = self.sampling.get_state()
-        return self.steps - sum(e.steps for e in self.carried if not e.label and e.sampling == mine)
+        return self.steps - sum(e.steps for e in self.spending.carried if not e.label and e.sampling == mine)
 
     @property
     def void(self) -> str:
         """Reason why there is no guarantee, such as sampling or noise that can be repeated; empty if there is one."""
-        return " and ".join(dict.fromkeys(entry.void for entry in self.carried if entry.void))
+        return " and ".join(dict.fromkeys(entry.void for entry in self.spending.carried if entry.void))
 
     @property
     def limit(self) -> PrivacyFilter | None:
         """The ledger's privacy filter, if it has one: the claim is then its budget, however much of it is used."""
-        return self.payments.ledger.limit if self.payments else None
+        return self.spending.payments.limit
 
     @property
     def spent_besides(self) -> list[tuple[DpEvent, str]]:
@@ -199,36 +168,6 @@ class Accountant:
             event = sampling.compose_history([(entry.event, entry.steps) for entry in several])
             found.append((event, f"{steps} steps under another sampling ({sampling.describe()})"))
         return found
-
-    def refuse(self) -> None:
-        """Raises `Unaccounted` if steps were for another unit, not paid for, or without a record."""
-        carried = self.carried
-        self._refuse_other_units(carried)
-        unpaid = self.payments.unpaid(carried) if self.payments else {}
-        if self.payments and unpaid:
-            uses = dict.fromkeys(f"'{entry.label}'" for id, entry in carried.items() if id in unpaid and entry.label)
-            made = f"{sum(unpaid.values())} steps" + (f" or uses ({', '.join(uses)})" if uses else "")
-            raise Unaccounted(
-                f"{made} were made that {self.payments.ledger.path} has not paid for: the file was deleted, "
-                "restored from an older backup, or begun after these steps, or another model made them. Restore the "
-                "newest file; or begin the ledger before the first step of a new model."
-            )
-        missing = sum(meter.undescribed for meter in set(self.meters))
-        if missing:
-            raise Unaccounted(
-                f"The optimizer has made {missing} steps that its privacy history does not describe: weights or "
-                "counters were restored without it. Restore with load_model, load_weights or TrainingCheckpoint."
-            )
-
-    def _refuse_other_units(self, carried: Entries) -> None:
-        # A user may have many rows: what a step costs for one row does not tell what it costs for a user.
-        units = {entry.sampling.get("unit") for entry in carried if entry.sampling and not entry.label}
-        for unit in units - {self.sampling.unit}:
-            raise Unaccounted(
-                f"Steps were made for another unit, one {unit}, and this accountant counts for one "
-                f"{self.sampling.unit}: what a step costs for the one does not tell what it costs for the other. Train "
-                "a model anew with samplings of one unit."
-            )
 
     # Its cost.
 
@@ -249,7 +188,7 @@ class Accountant:
 
     def ledger(self, steps: int | None = None) -> DpEvent:
         """All uses of the data as one dp_accounting event, after a number of steps as in `epsilon`."""
-        self.refuse()
+        self.spending.refuse()
         runs = self.runs(steps)
         trained = [self.sampling.compose_history(runs)] if runs else []
         return dp_accounting.ComposedDpEvent([event for event, _ in self.spent_besides] + trained)
@@ -303,91 +242,17 @@ class Accountant:
         """
         events.to_json(event)
         check_supported(event, self.accountant)
-        use = Use(event, label, id)
-        self.carried.add(use.entry, use.id)  # raises for the id of another expense, before anything is paid
-        if self.payments is not None and not self.payments.has_paid(use):
-            self.payments.pay_once(use)
-        self._recorded.add(use.entry, use.id)
-        self.version += 1
-
-    def merge(self, entries: Entries) -> None:
-        """Adds what an earlier run counted, each entry once; under a ledger, which has paid for it."""
-        self._recorded.merge(entries)
-        self.version += 1
-
-    def has_spent(self, use: Use) -> bool:
-        """Whether a use is counted."""
-        return self.payments.has_paid(use) if self.payments else bool(self.carried.steps_of(use.id))
-
-    # Paying in the ledger.
-
-    def pay_ahead(self, steps: int, most: int, optimizer: Any, block: float = payments.BLOCK) -> int:
-        """Pays for `steps` next steps by `optimizer` on this sampling's batches; returns how many are paid for.
-
-        They are paid for in blocks of at most `block` steps, which a crash would lose, unless `steps` are more, and at
-        most `most`; planned ones as a whole.
-        """
-        ahead = self.ahead_for(optimizer, most)
-        if self.payments is None or ahead >= steps:
-            return ahead
-        if optimizer.correlates_noise:
-            self.payments.refuse_superseded(optimizer.training_id, optimizer.state_id)
-        if not self._pays_for(optimizer):
-            self.give_back_unused()  # steps of another price, or of another optimizer, are under an id of their own
-        # Payments are durable, so they are made in blocks: one sync of the disk for many steps.
-        wanted = max(steps, int(min(payments.BLOCK, block, most)))
-        self._open = self.payments.pay_steps(self.event, wanted - ahead, self.paid_id), self.event
-        self._payee = optimizer.privacy_history
-        return min(most, self.ahead)
-
-    def _pays_for(self, optimizer: Any) -> bool:
-        # Whether what is paid ahead is for the next steps of an optimizer, at the present event.
-        meter = optimizer.privacy_history
-        return meter is self._payee and self._open == (meter.id_of(self.sampling.name), self.event)
-
-    @property
-    def paid_id(self) -> str:
-        """Id of the steps that are paid for and not all made; empty if there are none."""
-        return self._open[0] if self._open else ""
-
-    @property
-    def ahead(self) -> int:
-        """Number of steps that are paid for and not made yet."""
-        if self.payments is None or not self.paid_id:
-            return 0
-        return max(0, self.payments.steps_of(self.paid_id) - self.carried.steps_of(self.paid_id))
-
-    def ahead_for(self, optimizer: Any, most: int) -> int:
-        """Number of next steps of an optimizer, at most `most`, that are paid for; all of them without a ledger."""
-        if self.payments is None:
-            return most
-        return min(most, self.ahead) if self._pays_for(optimizer) else 0
+        self.spending.spend(Use(event, label, id))
 
     def give_back_unused(self) -> None:
         """Gives back the steps that were paid for in the ledger and will not be made."""
-        if self.payments is not None and self._open is not None:
-            if left := self.ahead:
-                for meter in self.meters:  # also within a fit: no step that is not paid for
-                    meter.stop()
-                self.payments.give_back(self.paid_id, left)
-            self._open = None
-            self.version += 1
-
-    def note_checkpoint(self, optimizer: Any, state: str, done: bool = True) -> None:
-        """Notes that an optimizer's training is kept, or is about to be, in a state of an id."""
-        if self.payments is not None:
-            self.payments.note_checkpoint(optimizer.training_id, optimizer.state_id, state, done)
-
-    def refuse_superseded(self, training: str, state: str) -> None:
-        """Raises for a training whose ledger has heard of another state since the one of an id."""
-        if self.payments is not None:
-            self.payments.refuse_superseded(training, state)
+        self.spending.give_back_unused()
 
     def close(self) -> None:
         """Gives back unused payments and releases the ledger for other processes; ε and statement stay available."""
         self.give_back_unused()
-        if self.payments is not None:
-            self.payments.ledger.close()
+        if self.spending.payments.ledger is not None:
+            self.spending.payments.ledger.close()
 
     # Its statement.
 
@@ -396,11 +261,11 @@ class Accountant:
 
         Raises `BrokenLedger` if the ledger was removed or replaced while it was open.
         """
-        ledger = self.payments.words() if self.payments else ""  # before all else: it may be gone
+        ledger = self.spending.payments.words()  # before all else: it may be gone
         after = self.steps if steps is None else steps
         return statement(
             sampling=self.sampling, epsilon=self.epsilon(after), delta=self.delta, whole=self.ledger(after),
-            runs=self.runs(after), besides=self.spent_besides, ordinary=self.carried.ordinary, void=self.void,
+            runs=self.runs(after), besides=self.spent_besides, ordinary=self.spending.carried.ordinary, void=self.void,
             made=self.steps > 0, ledger=ledger, limit=self.limit,
             accountant=self.accountant,
         )  # fmt: skip
@@ -429,12 +294,6 @@ class Accountant:
                     f"The ledger is {self.limit}: it claims nothing at delta = {self.delta:g}. Use delta="
                     f"{self.limit.delta:g}."
                 )
-
-
-def _meter_of(model: Any) -> Any:
-    return getattr(model, "privacy_history", None) or getattr(
-        getattr(model, "optimizer", None), "privacy_history", None
-    )
 
 
 def _checked_delta(delta: float, num_units: int, allow_large: bool) -> float:

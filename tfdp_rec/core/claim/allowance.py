@@ -48,24 +48,23 @@ class Allowance:
 
     def _state(self) -> Any:
         # All that the price depends on and that steps of this optimizer leave as it is.
-        others = self._others
-        versions = self._meter.version, self.accountant.version, [(each.version, each.made) for each in others]
-        return self.target, self.steps, versions
+        own = self._meter.version, self.accountant.event, self.accountant.spending.version
+        return self.target, self.steps, own, [(each.version, each.made) for each in self._others]
 
     def _price(self) -> None:
         accountant, optimizer, name = self.accountant, self._optimizer, self.accountant.sampling.name
         self._meter.open(0, name, self._meter.id_of(name), self._in_fit)  # stays closed where there is no price
-        accountant.refuse()
-        self._others = [each for one in accountant.meters for each in one.related if each is not self._meter]
+        accountant.spending.refuse()
+        self._others = [each for one in accountant.spending.meters for each in one.related if each is not self._meter]
         accountant.set_event(optimizer.dp_event())
         most = accountant.max_steps(self.target)
         self._limit = most if self.steps is None else min(most, self.steps)
         left = max(0, self._limit - accountant.steps)
-        self._open(min(left, accountant.ahead_for(optimizer, left)), left)
+        self._open(min(left, accountant.spending.ahead_for(accountant.event, optimizer, left)), left)
 
     def _open(self, paid: int, left: int) -> None:
         accountant = self.accountant
-        self._meter.open(paid, accountant.sampling.name, accountant.paid_id if paid else "", self._in_fit)
+        self._meter.open(paid, accountant.sampling.name, accountant.spending.paid_id if paid else "", self._in_fit)
         self._unpaid, self._priced = left - paid, self._state()
 
     def pay(self, optimizer: Any, steps: int, block: float = math.inf) -> None:
@@ -75,7 +74,8 @@ class Allowance:
         if left < steps:
             raise ValueError(self._overspending(steps))
         if self._meter.left < steps:
-            self._open(self.accountant.pay_ahead(steps, left, optimizer, block), left)
+            spending, event = self.accountant.spending, self.accountant.event
+            self._open(spending.pay_ahead(event, steps, left, optimizer, block), left)
 
     def _overspending(self, ahead: int) -> str:
         accountant = self.accountant

@@ -53,7 +53,6 @@ class Payments:
     """The payments for the steps of one sampling, and the rest of their ledger."""
 
     def __init__(self, ledger: Path | Ledger, sampling: Sampling):
-        self.owns = not isinstance(ledger, Ledger)
         if not isinstance(ledger, Ledger):
             data = Snapshot(sampling.num_units, sampling.unit)
             ledger = Ledger(ledger, sampling.unit, data, sampling.adjacency)
@@ -63,6 +62,7 @@ class Payments:
                 f"{sampling.unit} ({sampling.adjacency}): open a ledger for the sampling's unit."
             )
         self.ledger, self._sampling = ledger, sampling
+        self.path, self.limit = ledger.path, ledger.limit
         self._read = 0, list[Line]()
 
     # Paying.
@@ -177,6 +177,37 @@ class Payments:
         if self._read[0] != len(self.ledger.lines):
             self._read = len(self.ledger.lines), [(paid, _steps_of(paid)) for paid in self.ledger.paid]
         return self._read[1]
+
+
+class NoPayments:
+    """Of an accountant without a ledger: nothing is paid for, and what models carry is the record."""
+
+    path, ledger, limit = "", None, None
+
+    def entries(self, carried: Entries, goes_on: Iterable[str]) -> Entries:
+        """All that was spent: what is carried."""
+        return carried
+
+    def unpaid(self, carried: Entries) -> dict[str, int]:
+        """Nothing: it is counted, and owed to no ledger."""
+        return {}
+
+    def has_paid(self, use: Use) -> bool:
+        """Whether a use was paid for: none was."""
+        return False
+
+    def pay_once(self, use: Use) -> None:
+        """Does nothing."""
+
+    def note_checkpoint(self, training: str, stands: str, state: str, done: bool = True) -> None:
+        """Does nothing: without a ledger no training is kept that has an ε."""
+
+    def refuse_superseded(self, training: str, stands: str) -> None:
+        """Does nothing, as `note_checkpoint`."""
+
+    def words(self) -> str:
+        """What a statement says of the ledger: nothing."""
+        return ""
 
 
 def _steps_of(paid: Paid) -> Entry | None:
