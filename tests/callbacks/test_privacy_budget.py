@@ -486,7 +486,7 @@ def test_training_under_two_samplings_is_one_account(target):
     budget = PrivacyBudget(accountant, 100.0)
     setup.model.fit(other.batches(rows), steps_per_epoch=4, verbose=0, callbacks=[budget])
     both = [setup.sampling.compose(GaussianDpEvent(1.0), 5), other.compose(GaussianDpEvent(1.0), 4)]
-    assert accountant.ledger().events == both
+    assert accountant.dp_event().events == both
     assert "5 steps under another sampling" in " ".join(accountant.statement().split())
     assert accountant.epsilon() > Accountant(GaussianDpEvent(1.0), other, 1e-3, "rdp").epsilon(4)
 

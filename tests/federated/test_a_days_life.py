@@ -48,7 +48,7 @@ def test_it_is_what_was_done_and_no_more(day):
     small, large = (PoissonSampling(units, 100, unit="user") for units in (4_000, 6_000))
     morning = Accountant(noise, small, 1e-6)
     oracle = Accountant(noise, large, 1e-6)
-    oracle.spend(morning.ledger(20), "the morning")
+    oracle.spend(morning.dp_event(20), "the morning")
     oracle.spend(GaussianDpEvent(30.0), "popularity counts")
     assert names["epsilon"] == pytest.approx(oracle.epsilon(15), rel=1e-6)
     assert int(names["model"].optimizer.iterations) == names["model"].optimizer.privacy_history.snapshot().steps == 35

@@ -356,7 +356,7 @@ def test_interrupted_and_resumed_is_uninterrupted(kind, tmp_path):
     assert events == {name}
     accountant = Accountant(second.optimizer.dp_event(), FixedOrder(UNITS, BATCH), delta=1e-2, accountant="rdp")
     accountant.follow(second)
-    assert accountant.ledger().events == [PLAN.dp_event(2.0)]
+    assert accountant.dp_event().events == [PLAN.dp_event(2.0)]
 
 
 # Settings.

@@ -70,13 +70,12 @@ class PrivacyBudget(keras.callbacks.Callback):
         self.ended_fit, self._last_epoch = False, False
         self._allowance = Allowance(self.accountant, self.target_epsilon, self.steps, in_fit=True)
         # This only prices. A step is paid for, or refused, just before it: a resumed fit may have none to make.
-        self._left()
+        self._allowance.left(self.model.optimizer)
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         steps, self._allowance.target = int(self.model.steps_per_execution), self.target_epsilon
-        if not self._allowance.is_open(self.model.optimizer, steps):
-            keeper = self.model.optimizer.keeper
-            self._allowance.pay(self.model.optimizer, steps, math.inf if keeper is None else keeper.steps_ahead)
+        keeper = self.model.optimizer.keeper
+        self._allowance.pay(self.model.optimizer, steps, math.inf if keeper is None else keeper.steps_ahead)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._refuse_other_ledger(self.model.optimizer.keeper)  # now all callbacks have begun
@@ -87,8 +86,9 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def _end(self, planned: bool) -> None:
         # Ends the fit if no step fits any more; says so, unless the fit ends here by itself.
-        if self._left() < int(self.model.steps_per_execution) and not self.model.stop_training:
-            self.model.stop_training = self.ended_fit = True
+        model, self._allowance.target = self.model, self.target_epsilon
+        if self._allowance.left(model.optimizer) < int(model.steps_per_execution) and not model.stop_training:
+            model.stop_training = self.ended_fit = True
             if self.params.get("verbose") and not planned:
                 print(f"\n{self._spent()}: training ends.", flush=True)
 
@@ -125,10 +125,6 @@ class PrivacyBudget(keras.callbacks.Callback):
                 "What a killed run has made since its last checkpoint is known to the ledger that paid for it: give "
                 "the checkpoints the budget's accountant, TrainingCheckpoint(..., accountant=accountant)."
             )
-
-    def _left(self) -> int:
-        self._allowance.target = self.target_epsilon
-        return self._allowance.left(self.model.optimizer)
 
     def _spent(self) -> str:
         accountant, more = self.accountant, int(self.model.steps_per_execution)

@@ -186,7 +186,7 @@ class Accountant:
                 runs.append((event, taken))
         return runs
 
-    def ledger(self, steps: int | None = None) -> DpEvent:
+    def dp_event(self, steps: int | None = None) -> DpEvent:
         """All uses of the data as one dp_accounting event, after a number of steps as in `epsilon`."""
         self.spending.refuse()
         runs = self.runs(steps)
@@ -219,7 +219,7 @@ class Accountant:
             return self.steps
         most = self.steps
         # A quick search first; a closer one begins at its answer, unless that is too much by the closer price.
-        for accountant, coarser in searches(self.ledger(self.steps + 1), self.accountant):
+        for accountant, coarser in searches(self.dp_event(self.steps + 1), self.accountant):
             epsilon = functools.partial(self._epsilon, accountant=accountant, coarser=coarser)
             most = most_steps(epsilon, target_epsilon, most if epsilon(most) <= target_epsilon else self.steps)
         self._most[basis] = most
@@ -264,21 +264,21 @@ class Accountant:
         ledger = self.spending.payments.words()  # before all else: it may be gone
         after = self.steps if steps is None else steps
         return statement(
-            sampling=self.sampling, epsilon=self.epsilon(after), delta=self.delta, whole=self.ledger(after),
+            sampling=self.sampling, epsilon=self.epsilon(after), delta=self.delta, whole=self.dp_event(after),
             runs=self.runs(after), besides=self.spent_besides, ordinary=self.spending.carried.ordinary, void=self.void,
             made=self.steps > 0, ledger=ledger, limit=self.limit,
             accountant=self.accountant,
         )  # fmt: skip
 
     def _epsilon(self, steps: int | None, accountant: str, coarser: float = 1.0) -> float:
-        ledger = self.ledger(steps)
+        event = self.dp_event(steps)
         if self.void:
             return math.inf
         if self.limit is not None:
-            return self.limit.claim(self.delta) if self.limit.admits(ledger) else math.inf
-        key = f"{accountant} {coarser} {self.delta} {json.dumps(events.to_json(ledger))}"
+            return self.limit.claim(self.delta) if self.limit.admits(event) else math.inf
+        key = f"{accountant} {coarser} {self.delta} {json.dumps(events.to_json(event))}"
         if key not in self._epsilons:
-            self._epsilons[key] = epsilon_of(ledger, self.delta, accountant, coarser)
+            self._epsilons[key] = epsilon_of(event, self.delta, accountant, coarser)
         return self._epsilons[key]
 
     def _check(self, event: DpEvent) -> None:

@@ -41,11 +41,6 @@ class Allowance:
             self._price()
         return self._meter.left + self._unpaid
 
-    def is_open(self, optimizer: Any, steps: int) -> bool:
-        """Whether the next `steps` steps are priced and paid for."""
-        known = optimizer is self._optimizer and self._priced is not None and self._priced == self._state()
-        return known and self._meter.left >= steps
-
     def _state(self) -> Any:
         # All that the price depends on and that steps of this optimizer leave as it is.
         own = self._meter.version, self.accountant.event, self.accountant.spending.version
@@ -73,7 +68,7 @@ class Allowance:
         left = self.left(optimizer)
         if left < steps:
             raise ValueError(self._overspending(steps))
-        if self._meter.left < steps:
+        if left - self._unpaid < steps:  # the gate is open for fewer
             spending, event = self.accountant.spending, self.accountant.event
             self._open(spending.pay_ahead(event, steps, left, optimizer, block), left)
 
