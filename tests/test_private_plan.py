@@ -44,6 +44,7 @@ def model_of(optimizer):
     return model
 
 
+@pytest.mark.slow
 def test_a_plan_is_all_a_training_needs():
     plan = plan_of()
     model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
@@ -183,6 +184,7 @@ def fit(plan, steps):
 COUNTS = GaussianDpEvent(20.0), "popularity counts"
 
 
+@pytest.mark.slow
 def test_a_plan_pays_into_its_ledger_and_goes_on_with_what_is_left(tmp_path):
     path = tmp_path / "ledger.jsonl"
     plan = plan_of(ledger=path, spent=[COUNTS])
@@ -199,6 +201,7 @@ def test_a_plan_pays_into_its_ledger_and_goes_on_with_what_is_left(tmp_path):
     assert again.accountant.epsilon() <= 2.0
 
 
+@pytest.mark.slow
 def test_a_plan_whose_budget_is_gone_is_refused_and_pays_nothing(tmp_path):
     path = tmp_path / "ledger.jsonl"
     fit(plan_of(ledger=path), STEPS + 5)
@@ -244,6 +247,7 @@ def test_a_model_whose_program_ended_after_the_last_step_is_resumed_and_saved(tm
     assert again.saved_history().steps == STEPS // 2 * 2
 
 
+@pytest.mark.slow
 def test_another_plan_is_made_beside_what_was_spent(tmp_path):
     """A larger budget, for as many steps again: more noise than it would take alone, since the first's steps count."""
     path = tmp_path / "ledger.jsonl"

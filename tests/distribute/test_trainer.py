@@ -81,6 +81,7 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(one_worker):
     assert found["modes"] == ["700"]
 
 
+@pytest.mark.slow
 def test_a_model_of_more_rows_goes_on_from_a_release_in_one_ledger(released_models):
     found = released_models["grown"]
     assert found["first"] == 0.0 and found["moved"] > 0.1 and found["off"] < 1e-5
@@ -92,6 +93,7 @@ def test_a_model_of_more_rows_goes_on_from_a_release_in_one_ledger(released_mode
     assert found["other"].startswith("ValueError: begin_with has variables of [(300, 8, 'float32')")
 
 
+@pytest.mark.slow
 def test_what_was_released_is_not_forgotten(released_models):
     found = released_models["released twice"]
     assert found["off"] == 0.0

@@ -221,6 +221,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow_cases("SASRec")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_user_without_items_contributes_nothing(name):
     """The two models of the package by their loss, too: whoever forgets present= has the same sum."""

@@ -214,6 +214,7 @@ def test_whole_numbers_may_be_any_and_padding_is_none_of_them(recommender, tmp_p
     assert answer["ids"].numpy().tolist() == [[ids[i - 1] for i in best[0]]]
 
 
+@pytest.mark.slow
 def test_what_a_line_cannot_hold_is_refused_and_the_rest_is_held(recommender, tmp_path):
     odd = ["tab\tand space ", "", "Ünï\u2028cödé", "{}", '"', "\x0b"]
     taken = [f"item {i}" for i in range(MANY - len(odd) + 1)]

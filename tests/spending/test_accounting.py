@@ -251,6 +251,7 @@ def test_calibrated_noise_fits_the_budget_and_hardly_more(by, target, steps):
     assert accountant(GaussianDpEvent(noise * 0.998), by=by).epsilon(steps) > target
 
 
+@pytest.mark.slow
 def test_calibration_computes_few_prices_and_one_on_the_fine_grid(monkeypatch):
     """Each takes from a tenth of a second to some seconds."""
     grids, by_pld = [], composition._by_pld
@@ -295,6 +296,7 @@ def test_a_hopeless_mechanism_is_still_accounted_for_and_never_too_low():
     assert 1000 < epsilon_of(loud, DELTA, "pld") <= epsilon_of(loud, DELTA, "rdp") < math.inf
 
 
+@pytest.mark.slow
 def test_pld_with_the_wider_grid_stays_an_upper_bound_near_the_fine_one(monkeypatch):
     event = USERS.compose(GaussianDpEvent(0.6), 200)
     fine = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4).compose(event).get_epsilon(DELTA)

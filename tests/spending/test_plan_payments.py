@@ -105,6 +105,7 @@ def paid(process):
     return read(process.path).epsilon(DELTA, "rdp")
 
 
+@pytest.mark.slow
 def test_a_plan_is_paid_for_whole_before_its_first_step_and_once(tmp_path):
     process, seen = Process(tmp_path), []
     process._kill = lambda at: seen.append((read(process.path).steps, paid(process)))
@@ -126,6 +127,7 @@ def test_a_plan_none_of_whose_steps_was_made_costs_nothing(tmp_path):
     assert read(process.path).paid == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("killed_at", "kept"), [(6, 5), (7, 7)])
 def test_a_killed_plan_goes_on_from_its_last_checkpoint_and_pays_nothing_more(tmp_path, killed_at, kept):
     first = Process(tmp_path)
@@ -139,6 +141,7 @@ def test_a_killed_plan_goes_on_from_its_last_checkpoint_and_pays_nothing_more(tm
     assert checked(second.path, DELTA, tmp_path) == pytest.approx(read(second.path).epsilon(DELTA), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_is_refused(tmp_path):
     first = Process(tmp_path)
     first.fit(STEPS, killed_at=4)
@@ -186,6 +189,7 @@ def superseded(folder):
     return first
 
 
+@pytest.mark.fast_cases("False")
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_part_that_another_has_gone_on_from_does_not_go_on_itself(tmp_path, kept):
     first = superseded(tmp_path)
@@ -204,6 +208,7 @@ def test_a_checkpoint_is_not_saved_again_after_another_part_has_gone_on_from_it(
     assert refused(tmp_path) == pytest.approx(epsilon(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut_off", [False, True])
 def test_what_was_trained_without_a_checkpoint_after_the_last_one_is_no_crash(tmp_path, cut_off):
     """It was released: a backup of the checkpoint before it makes other noise for the same steps."""
@@ -237,6 +242,7 @@ class Fails(keras.callbacks.Callback):
             raise ZeroDivisionError
 
 
+@pytest.mark.slow
 def test_a_checkpoint_keeps_the_part_that_is_under_way_whatever_the_accountant_was_told_last(tmp_path):
     Process(tmp_path).fit(STEPS, killed_at=6)
     second = Process(tmp_path)
@@ -247,6 +253,7 @@ def test_a_checkpoint_keeps_the_part_that_is_under_way_whatever_the_accountant_w
     second.accountant.payments.ledger.close()
 
 
+@pytest.mark.slow
 def test_a_private_plan_that_is_made_again_goes_on(tmp_path):
     first = Process(tmp_path, 2.0, planned_for=2.0)
     first.fit(STEPS, killed_at=7)
@@ -262,6 +269,7 @@ def test_a_private_plan_that_is_made_again_goes_on(tmp_path):
     third.accountant.close()
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_killed_before_its_first_checkpoint_goes_on_from_that_of_the_fit_before(tmp_path):
     first = Process(tmp_path)
     first.fit(4)
@@ -274,6 +282,7 @@ def test_a_fit_that_is_killed_before_its_first_checkpoint_goes_on_from_that_of_t
     second.accountant.close()
 
 
+@pytest.mark.fast_cases("True-True")
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("ledger", [False, True])
 def test_a_resumed_part_that_makes_no_step_is_no_fork(tmp_path, trained, ledger):
@@ -299,6 +308,7 @@ def test_a_resumed_part_that_makes_no_step_is_no_fork(tmp_path, trained, ledger)
     third.accountant.payments.ledger.close()
 
 
+@pytest.mark.slow
 def test_the_model_is_looked_at_between_resumption_and_training_for_nothing(tmp_path):
     Process(tmp_path).fit(STEPS, killed_at=6)
     second = Process(tmp_path, target=epsilon(1) * (1 + 1e-6))
@@ -308,6 +318,7 @@ def test_the_model_is_looked_at_between_resumption_and_training_for_nothing(tmp_
     second.accountant.close()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_before_the_first_step_is_no_branch(tmp_path):
     first = Process(tmp_path)
     first.checkpoint.set_model(first.model)
@@ -584,6 +595,7 @@ def test_steps_of_a_kept_plan_are_made_in_fit_alone(tmp_path, compiled):
     again.accountant.close()
 
 
+@pytest.mark.slow
 def test_a_new_plan_pays_anew(tmp_path):
     first = Process(tmp_path)
     first.fit(3)
@@ -628,6 +640,7 @@ def test_a_use_that_a_model_is_made_of_and_the_ledger_has_not_paid_for_is_named(
     process.accountant.close()
 
 
+@pytest.mark.slow
 def test_a_ledger_that_is_older_than_the_checkpoint_is_refused(tmp_path):
     first = Process(tmp_path)
     first.fit(2)

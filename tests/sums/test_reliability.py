@@ -116,6 +116,7 @@ def click_model(from_logits):
     return model
 
 
+@pytest.mark.fast_cases("False")
 @pytest.mark.parametrize("from_logits", [True, False])
 def test_a_private_fit_corrects_its_predictions_within_its_budget(from_logits):
     private = tfdp_rec.make_private(click_model(from_logits), (IDS, CLICKS[:, None]), reliability=10.0, **SETTINGS)
@@ -168,6 +169,7 @@ def releases(private):
     return [event for event, label in private.plan.accountant.spent_besides if label.startswith(LABEL)]
 
 
+@pytest.mark.slow
 def test_what_was_released_of_a_model_before_is_spent(tmp_path):
     model = click_model(True)
     first = tfdp_rec.make_private(model, (IDS, CLICKS[:, None]), reliability=10.0, **SETTINGS)

@@ -58,6 +58,7 @@ def accounted(model):
     return accountant
 
 
+@pytest.mark.fast_cases("LazyDPSGD-settings0", "DPSGD-settings3")
 @pytest.mark.parametrize(
     "kind, settings",
     [(tfdp_rec.LazyDPSGD, {}), (tfdp_rec.LazyDPSGD, {"momentum": 0.9}), (tfdp_rec.DPSGD, {"table_rule": Adagrad()}),
@@ -78,6 +79,7 @@ def test_a_grown_training_equals_one_that_did_not_grow_on_the_rows_of_both(kind,
     assert int(larger.optimizer.iterations.numpy()) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_new_row_has_the_noise_of_the_steps_that_it_was_there_for(momentum):
     width, before, after = 4000, 6, 3
@@ -136,6 +138,7 @@ def test_a_model_that_is_compiled_keeps_its_optimizer_and_has_the_history():
     assert accounted(other).carried.steps == 5 and int(own.iterations.numpy()) == 2
 
 
+@pytest.mark.slow
 def test_a_grown_model_is_within_the_same_plan():
     sampling = PoissonSampling(1000, BATCH)
     plan = tfdp_rec.PrivatePlan(sampling=sampling, epsilon=4.0, delta=1e-4, steps=5)
