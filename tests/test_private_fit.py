@@ -39,6 +39,7 @@ def test_a_sequential_model_as_it_is():
         private.fit(verbose=0)
 
 
+@pytest.mark.slow
 def test_the_plain_model_is_read_without_xla():
     """With a GPU, Keras compiles a model with XLA by itself, which drops the checks of a table's reads."""
     model = sequential()

@@ -512,6 +512,7 @@ def test_another_working_directory_changes_nothing(tmp_path, monkeypatch):
     assert told(tmp_path / "here") == 10
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_callback_or_model_is_not_replaced(finished):
     one, other = Setup(finished), Setup(finished)
     for each in (one, other):
@@ -526,6 +527,7 @@ def test_a_checkpoint_of_another_callback_or_model_is_not_replaced(finished):
     assert told(finished) == 10
 
 
+@pytest.mark.fast_cases("False")
 @pytest.mark.parametrize("first", [True, False])
 def test_a_resumed_epoch_does_not_swallow_the_end_that_another_callback_asks_for(tmp_path, first):
     class Ends(keras.callbacks.Callback):
@@ -559,6 +561,7 @@ def test_a_release_ahead_of_the_callback_counts_its_step_in_the_epoch(tmp_path):
     assert again.checkpoint.resume(again.model).steps_in_epoch == 3
 
 
+@pytest.mark.slow
 def test_a_model_whose_layers_have_other_names_is_resumed(tmp_path):
     """Keras numbers the layers of each process."""
 

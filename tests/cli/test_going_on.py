@@ -120,6 +120,7 @@ def test_what_a_peer_has_paid_for_and_lost_is_not_made_again(interrupted, tmp_pa
     assert "spectral.jsonl has paid for the private sums of a run that ended" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_its_curve_has_each_step_once_and_what_was_done_is_not_done_again(interrupted, resumed):
     lines = [json.loads(line) for line in (resumed / "run" / "private" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["recommender"] == "lazydpsgd"] == [2, 4, 6, 8, 10, 12]

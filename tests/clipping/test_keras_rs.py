@@ -76,6 +76,7 @@ def test_weights_may_be_learned():
     assert_matches_oracle(model, batch, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_bag_is_a_table_that_lazy_training_knows():
     ids = keras.Input([4], dtype="int32")
     model = tfdp_rec.PrivateModel(ids, layers.Dense(1)(bag("mean")(ids)))
@@ -133,6 +134,7 @@ def test_padded_bags_are_clipped_as_the_bags_were(combiner, distributed):
         np.testing.assert_allclose(gradient, total[path], rtol=1e-4, atol=1e-6, err_msg=path)
 
 
+@pytest.mark.slow
 def test_padded_bags_train_privately_in_one_call():
     ids, by = tfdp_rec.data.padded(tf.ragged.constant(BAGS * 20), 3)
     inputs = keras.Input([3], dtype="int32"), keras.Input([3])

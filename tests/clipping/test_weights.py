@@ -99,7 +99,7 @@ def test_a_saved_model_goes_on_by_the_same_rule(tmp_path):
     np.testing.assert_allclose(loaded.get_weights()[0][0], 0.5 * BOUND * 2e-4 / 1.02e-2 / 4, rtol=1e-5)
 
 
-@pytest.mark.fast_cases("LazyDPSGD")
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["LazyDPSGD", "DPSGD"])
 def test_make_private_takes_it(mechanism):
     seeding.seed(0)

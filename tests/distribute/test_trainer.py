@@ -112,10 +112,12 @@ def test_no_read_of_two_workers_sees_half_a_step_of_any_mechanism():
         assert result["final"] < 1e-3, (name, result)
 
 
+@pytest.mark.slow
 def test_a_release_has_one_noise_for_every_step_also_of_those_that_had_nothing_for_a_server(two_workers):
     assert two_workers["sparse"]["final"] < 1e-3 and two_workers["sparse"]["clocks"] == [40, 40]
 
 
+@pytest.mark.slow
 def test_a_budget_is_never_overspent(two_workers):
     found = two_workers["budget"]
     assert 4 < found["attempts"] == found["counted"] <= found["most"] < found["attempts"] + 4

@@ -368,6 +368,7 @@ def test_what_is_released_knows_neither_seats_nor_their_number(stream):
     assert len(pa.parquet.read_table(root / "run" / "private" / "seats.parquet")) > 2000
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_list_once_all_is_written_and_leaves_none_where_nothing_is_paid(log, tmp_path, monkeypatch):
     save, items, options = WarmStart.save, pipeline.find_items, ["--days", 3, "--days-per-user", 2, "--quiet"]
 

@@ -314,6 +314,7 @@ def test_the_model_tells_what_its_sums_have_cost(sums, tmp_path):
     assert accounted(model).spent_besides == sums.uses
 
 
+@pytest.mark.slow
 def test_a_plan_that_was_not_told_of_the_sums_keeps_its_epsilon():
     users = 400
     ids = np.arange(1, ITEMS + 1)

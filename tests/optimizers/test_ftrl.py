@@ -186,7 +186,7 @@ class Fails(KeyedNoise):
             return [tf.identity(drawn) for drawn in super().draw(requests, step)]
 
 
-@pytest.mark.fast_cases("True-DPFTRL", "False-DPFTRL")
+@pytest.mark.fast_cases("True-DPFTRL")
 @BOTH
 @pytest.mark.parametrize("eagerly", [True, False])
 def test_after_a_step_that_was_cut_short_nothing_is_trained_or_released(kind, eagerly):

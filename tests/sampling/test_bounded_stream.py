@@ -272,6 +272,7 @@ def test_a_plan_does_not_go_on_with_a_stream_that_knows_no_seats_of_it():
     assert model.optimizer.position == 6
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_resumed_where_it_was_made_goes_on_with_its_stream(tmp_path):
     first, model = stream(), model_of(tfdp_rec.DPFTRL)
     ledger = Ledger(tmp_path / "ledger.jsonl", first.unit, Snapshot(first.num_units, first.unit), first.adjacency)

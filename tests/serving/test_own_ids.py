@@ -173,6 +173,7 @@ def test_the_number_of_answers_is_a_whole_one(recommender, items, tmp_path, k):
         recommender.recommend([[1]], k)
 
 
+@pytest.mark.slow
 def test_an_export_warns_of_steps_that_no_epsilon_covers(tmp_path):
     model = tfdp_rec.models.TwoTower(range(1, 9), width=4, history_length=3)
     optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4)

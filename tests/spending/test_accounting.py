@@ -261,6 +261,7 @@ def test_calibration_computes_few_prices_and_one_on_the_fine_grid(monkeypatch):
     assert 7.995 < accountant(GaussianDpEvent(noise), PoissonSampling(20_000, 500), "pld").epsilon(200) <= 8.0
 
 
+@pytest.mark.fast_cases("7.99")
 @pytest.mark.parametrize("used", [7.7, 7.99])
 def test_a_rest_that_a_quick_price_overlooks_is_used(used):
     """RDP alone prices what is spent above the budget, PLD does not: the second of two days, say."""

@@ -403,6 +403,7 @@ def test_the_checker_agrees_on_a_training(tmp_path):
         checked(path, 1e-5, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_checker_agrees_on_a_phone(tmp_path):
     path = tmp_path / "phone.jsonl"
     with opened(path, "click", Snapshot(None, "clicks"), adjacency=REPLACE) as ledger:

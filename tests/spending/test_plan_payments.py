@@ -331,6 +331,21 @@ def test_a_checkpoint_before_the_first_step_is_no_branch(tmp_path):
     second.accountant.close()
 
 
+def test_steps_after_a_resumption_are_of_the_plan_that_was_resumed(tmp_path):
+    """Also those of a model that has made steps of another plan in this process."""
+    first = Process(tmp_path)
+    first.fit(2)
+    first.accountant.close()
+    process = Process(tmp_path, training="another")
+    process.fit(1)
+    process.checkpoint = TrainingCheckpoint(tmp_path / "training", every=2, accountant=process.accountant)
+    process.checkpoint.resume(process.model)
+    process.fit(1)
+    assert [entry.steps for _, entry in process.model.privacy_history.snapshot().items()] == [3, 1]
+    assert process.accountant.steps == 4 and process.accountant.epsilon() == pytest.approx(epsilon(2))
+    process.accountant.close()
+
+
 def test_a_copy_that_is_older_than_its_training_is_refused(tmp_path):
     first = Process(tmp_path)
     first.fit(4)

@@ -61,6 +61,7 @@ def epsilon_of_steps(steps):
 # Receipts.
 
 
+@pytest.mark.fast_cases("epsilon")
 @pytest.mark.parametrize("tell", ["epsilon", "statement"])
 def test_a_model_that_was_trained_before_its_ledger_was_begun_has_no_epsilon(tmp_path, tell):
     """One after another, 986fe75 told 10 steps."""
@@ -334,6 +335,7 @@ def test_a_plain_model_around_a_private_one_saves_its_history(trained, tmp_path)
 # Steps keep the price that they were made at.
 
 
+@pytest.mark.fast_cases("load")
 @pytest.mark.parametrize("way", ["restore", "load", "variables"])
 def test_no_file_changes_what_an_optimizer_was_made_with(tmp_path, way):
     """Restored into a variable, the noise was another than the price's: a step was refused."""

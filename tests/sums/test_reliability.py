@@ -158,6 +158,7 @@ def test_copies_made_before_the_release_share_it():
         pickle.dumps(private._release)
 
 
+@pytest.mark.slow
 def test_threads_share_one_release():
     private = tfdp_rec.make_private(click_model(True), (IDS, CLICKS[:, None]), reliability=10.0, **SETTINGS)
     private.fit(verbose=0, epochs=1, steps_per_epoch=1)
@@ -206,6 +207,7 @@ def test_arrays_that_change_later_do_not_change_whose_rows_count_together():
     assert found.clicks.sum() + found.others.sum() < 50 * 80**0.5 + 1000
 
 
+@pytest.mark.slow
 def test_text_is_predicted_as_it_was_trained():
     words = np.array([f"w{n}" for n in IDS])
     lookup = keras.layers.StringLookup(vocabulary=[f"w{n}" for n in range(ITEMS)])
@@ -239,6 +241,7 @@ def test_a_prediction_that_depends_on_other_rows_is_refused_before_the_training(
         tfdp_rec.make_private(model, (IDS, CLICKS[:, None]), reliability=10.0, **SETTINGS)
 
 
+@pytest.mark.slow
 def test_what_is_released_is_what_was_read_and_not_a_prediction_step_of_ones_own():
     class Own(tfdp_rec.PrivateModel):
         def predict_step(self, data):

@@ -261,7 +261,7 @@ def test_settling_inside_a_graph_is_refused():
         settles()
 
 
-@pytest.mark.fast_cases("LazyDPSGD-metrics1")
+@pytest.mark.slow
 @pytest.mark.parametrize("metrics", [None, ["mae", keras.metrics.RootMeanSquaredError()]])
 @pytest.mark.parametrize("mechanism", [tfdp_rec.DPSGD, tfdp_rec.LazyDPSGD])
 def test_a_step_is_traced_once(mechanism, metrics):
@@ -283,6 +283,7 @@ def test_a_step_is_traced_once(mechanism, metrics):
     assert len(traced) == 1
 
 
+@pytest.mark.slow
 def test_settling_many_models_is_no_retracing_of_one(caplog):
     for _ in range(6):
         model = in_training(1)
@@ -291,6 +292,7 @@ def test_settling_many_models_is_no_retracing_of_one(caplog):
     assert not [record for record in caplog.records if "settle" in record.getMessage()]
 
 
+@pytest.mark.slow
 def test_a_model_is_fitted_on_as_many_samplings_as_one_likes():
     model = tfdp_rec.PrivateModel(inputs := keras.Input([1]), keras.layers.Dense(1)(inputs))
     model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8), "mse")

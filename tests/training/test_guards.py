@@ -347,6 +347,7 @@ def test_an_export_has_no_check_in_it(tmp_path):
     assert b"owes noise" not in (tmp_path / "servable/saved_model.pb").read_bytes()
 
 
+@pytest.mark.slow
 def test_an_export_by_hand_serves_elsewhere(tmp_path):
     """It has a check, which holds on to nothing and finds nothing to complain of."""
     model = in_training()

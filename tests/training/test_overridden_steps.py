@@ -397,6 +397,7 @@ def in_parts(kind=tfdp_rec.PrivateModel, layer=keras.layers.Dropout):
     return model
 
 
+@pytest.mark.slow
 def test_layers_of_parts_may_draw_and_leave_secret_seeds():
     model = in_parts()
     model.fit(X, Y, batch_size=5, verbose=0)

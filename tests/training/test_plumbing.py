@@ -89,7 +89,7 @@ SAME = {
 }
 
 
-@pytest.mark.fast_cases("weights of one")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAME)
 def test_it_changes_nothing(name, plain, tmp_path):
     for one, other in zip(SAME[name](tmp_path), plain, strict=True):

@@ -291,6 +291,7 @@ def test_a_regularizer_is_the_gradient_of_its_penalty(strategy, decay):
     assert_lazy_is_eager(strategy, (0.0, False, decay), "halving", ONE_OF_EACH, "right", {}, PENALTIES)
 
 
+@pytest.mark.fast_cases("LazyDPSGD")
 @pytest.mark.parametrize("kind", [tfdp_rec.LazyDPSGD, tfdp_rec.LazyDPFTRL], ids=lambda kind: kind.__name__)
 def test_noise_drawn_at_once_decays_as_its_table_does(kind):
     """Every table's own rate, where all it owes comes in one draw: rows without noise, and the spread of noise."""
@@ -421,7 +422,7 @@ def eager_weights():
     return weights
 
 
-@pytest.mark.fast_cases("on-settings0-options0", "wrong-settings2-options2")
+@pytest.mark.fast_cases("on-settings0-options0")
 @pytest.mark.parametrize(
     ("ahead", "settings", "options"),
     [

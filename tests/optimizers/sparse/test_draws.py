@@ -351,7 +351,7 @@ def epsilon_of(accountant, event, rate=0.01, steps=500, delta=1e-6):
     return accountant.get_epsilon(delta)
 
 
-@pytest.mark.fast_cases("0.5")
+@pytest.mark.slow
 @pytest.mark.parametrize("fraction", [0.05, 0.1, 0.5])
 def test_the_two_parts_cost_what_the_whole_would(fraction):
     s1, s2 = draws.split_noise_multiplier(0.8, fraction)
