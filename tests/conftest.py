@@ -6,7 +6,6 @@ noise, no seed reaches: a test that hangs on it says `batches(..., seed=)` and `
 
 import os
 import zlib
-from pathlib import Path
 
 import pytest
 
@@ -22,14 +21,24 @@ def seeded(request):
     seed(zlib.crc32(request.node.nodeid.encode()))
 
 
-# Tests that took 5.5 s or more, with their fixtures, when `scripts/test --durations=0` was last read for them, without
-# those that alone show the README, kills, lazy = eager, what is spent, or the rules of the house; and of a test that is
-# made for many cases those beside the one or the few that show its property.
-SLOW = frozenset(Path(__file__).with_name("slow.txt").read_text(encoding="utf-8").splitlines())
+def pytest_configure(config):
+    config.addinivalue_line("markers", "fast_cases(*ids): of a test's cases all but these are slow")
+    config.addinivalue_line("markers", "slow_cases(*ids): of a test's cases these are slow")
 
 
-@pytest.hookimpl(tryfirst=True)  # ahead of `-m`, which takes tests out by their marks
-def pytest_collection_modifyitems(items):
-    for item in items:
-        if item.nodeid in SLOW:
-            item.add_marker(pytest.mark.slow)
+@pytest.hookimpl(wrapper=True)  # where all cases of a test stand together
+def pytest_pycollect_makeitem(collector, name):
+    """Marks as slow those cases of a test that its decorator names, or all beside those.
+
+    Slow is what takes 5 s or more, unless it alone shows the README, a kill, lazy = eager, what is spent, a refusal or
+    a rule of the house; and the cases of a test beside the one or the few that show its property.
+    """
+    made = yield
+    cases = {case.callspec.id: case for case in made if hasattr(case, "callspec")} if isinstance(made, list) else {}
+    for id_, case in cases.items():
+        fast, slow = map(case.get_closest_marker, ("fast_cases", "slow_cases"))
+        for mark in filter(None, (fast, slow)):
+            assert cases.keys() >= set(mark.args), f"{case.nodeid}: no such case as {set(mark.args) - cases.keys()}"
+        if (fast and id_ not in fast.args) or (slow and id_ in slow.args):
+            case.add_marker(pytest.mark.slow)
+    return made

@@ -121,6 +121,7 @@ def test_rows_that_were_not_drawn_are_refused(model):
     assert int(model.optimizer.iterations) == 0
 
 
+@pytest.mark.fast_cases("without assertions")
 def test_a_budget_is_no_longer_than_it_is(model):
     """986fe75, without assertions: a step of the training loop past the limit of the budget."""
     sampling = PoissonSampling(UNITS, BATCH)
@@ -134,6 +135,7 @@ def test_a_budget_is_no_longer_than_it_is(model):
     np.testing.assert_array_equal(before, model.get_weights()[0])
 
 
+@pytest.mark.slow_cases("all that prunes")
 def test_an_id_outside_the_table_reaches_no_other_row(rewriting):
     """986fe75, without assertions: id 5 of a table of 5 rows, taken for row 0 of the next example."""
     ids = np.array([[1, 5], [0, 2], [3, 4]])

@@ -110,6 +110,7 @@ def checked(names, made, folder):
     assert tf.saved_model.load(str(folder / "servable")).signatures["serve"] is not None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", QUICK)
 def test_an_example_runs(name, tmp_path, monkeypatch, quiet):
     without_libraries_that_are_not_here(EXAMPLES[name])

@@ -45,6 +45,7 @@ def test_the_page_has_what_can_be_added():
     assert all(len(blocks) >= 2 for blocks in SECTIONS.values())
 
 
+@pytest.mark.fast_cases("A sampling scheme", "A privacy event", "A source of logs")
 @pytest.mark.parametrize("section", SECTIONS)
 def test_a_section_runs_and_shows_that_what_it_adds_works(section, ran):
     assert any("assert" in block for block in SECTIONS[section])

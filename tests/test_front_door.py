@@ -114,6 +114,7 @@ def test_mypy_finds_the_mistakes_and_nothing_else(program, tmp_path, cache):
     assert sorted({line for line, _ in found}) == wrong_lines(program), found
 
 
+@pytest.mark.fast_cases("mechanisms")
 @PROGRAMS
 def test_pyright_finds_the_mistakes_and_nothing_else(program, tmp_path):
     pytest.importorskip("pyright")
@@ -180,6 +181,7 @@ def test_secure_noise_says_what_to_install_when_it_is_asked_for(monkeypatch):
         tfdp_rec.LazyDPSGD(0.1, **settings, secure=True)
 
 
+@pytest.mark.slow
 def test_training_needs_none_of_the_extras():
     blocked = dict.fromkeys(sum(EXTRAS.values(), ()))
     code = f"""if True:

@@ -59,6 +59,7 @@ def touches(sources):
     ]
 
 
+@pytest.mark.slow
 def test_what_is_not_promised_is_touched_in_one_module_alone():
     sources = {path: path.read_text() for path in PACKAGE.rglob("*.py") if path.name != "keras_internals.py"}
     assert touches(sources) == []

@@ -9,6 +9,7 @@ import pytest
 SCRIPT = Path(__file__).parent.parent / "scripts" / "kill_test.py"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kills", [2, pytest.param(200, marks=pytest.mark.slow)])
 def test_killed_trainings_leave_only_settled_releases_and_exact_counts(kills):
     command = [sys.executable, "-W", "ignore", str(SCRIPT), "--kills", str(kills), "--seed", str(kills)]
@@ -18,6 +19,7 @@ def test_killed_trainings_leave_only_settled_releases_and_exact_counts(kills):
     assert f"{kills} kills" in run.stdout
 
 
+@pytest.mark.slow
 def test_a_run_that_docker_stops_loses_nothing_paid():
     script = SCRIPT.with_name("stop_test.py")
     small = ["--kills", "3", "--items", "200", "--users", "500", "--longest", "20"]

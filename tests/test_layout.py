@@ -55,6 +55,7 @@ def test_the_product_knows_nothing_of_the_experiments():
     assert not [str(path) for path, text in texts.items() if re.search(r"^ *(from|import) experiments", text, re.M)]
 
 
+@pytest.mark.slow
 def test_the_wheel_holds_the_product_alone(tmp_path):
     pytest.importorskip("setuptools")
     for name in ("setup.cfg", "pyproject.toml", "README.md", "LICENSE"):

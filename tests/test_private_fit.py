@@ -22,6 +22,7 @@ def sequential(**compiled):
     return model
 
 
+@pytest.mark.slow
 def test_a_sequential_model_as_it_is():
     model = sequential()
     private = tfdp_rec.make_private(model, (IDS, Y), **SETTINGS)
@@ -38,6 +39,7 @@ def test_a_sequential_model_as_it_is():
         private.fit(verbose=0)
 
 
+@pytest.mark.slow
 def test_the_plain_model_is_read_without_xla():
     """With a GPU, Keras compiles a model with XLA by itself, which drops the checks of a table's reads."""
     model = sequential()
@@ -65,6 +67,7 @@ def test_users_give_one_of_their_rows_drawn_anew():
     assert sum(map(len, seen.values())) == ROWS  # a row is missed by 100 batches once in 10^11
 
 
+@pytest.mark.slow
 def test_functional_models_and_their_nests():
     inputs = {"a": keras.Input([], dtype="int32", name="a"), "b": keras.Input([3], name="b")}
     joined = layers.Concatenate()([layers.Embedding(ITEMS, 4)(inputs["a"]), inputs["b"]])
@@ -99,6 +102,7 @@ class Sum(keras.metrics.Metric):
         return self.total
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("loss", [lambda y, p: keras.ops.mean((y - p) ** 2, axis=-1), Hinge(0.5)])
 def test_losses_and_metrics_of_ones_own(loss):
     def bias(y, p):
@@ -144,6 +148,7 @@ def test_earlier_steps_are_spoken_of():
         tfdp_rec.make_private(model, (IDS, Y), **SETTINGS)
 
 
+@pytest.mark.slow
 def test_a_sequential_model_that_was_changed_is_made_private_as_it_is_now():
     model = sequential()
     tfdp_rec.make_private(model, (IDS, Y), **SETTINGS)
@@ -167,6 +172,7 @@ def test_options_of_compile_are_kept_and_taken(way):
     assert (private.model.private_step.microbatch_size, private.model.private_step.diagnostics) == (10, True)
 
 
+@pytest.mark.slow
 def test_fit_takes_one_callback_none_and_whole_numbers_of_dtype_object():
     private = tfdp_rec.make_private(sequential(), (IDS.astype(object), Y), **SETTINGS)
     private.fit(keras.callbacks.Callback(), verbose=0, epochs=1)
@@ -226,6 +232,7 @@ def test_data_that_are_no_arrays_are_refused_with_the_way(data, reason):
         tfdp_rec.make_private(sequential(), *data, **SETTINGS)
 
 
+@pytest.mark.slow
 def test_text_is_numbered_by_a_layer():
     lookup = layers.StringLookup(vocabulary=[str(number) for number in range(ITEMS)])
     model = keras.Sequential([lookup, layers.Embedding(ITEMS + 1, 4), layers.Dense(1)])
@@ -259,6 +266,7 @@ def test_what_fit_does_not_take_is_refused_with_the_way(options, reason):
         tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS).fit(**options)
 
 
+@pytest.mark.slow
 def test_a_planned_end_is_no_news_and_what_comes_after_it_says_what_to_do(capsys, tmp_path, recwarn):
     private = tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS)
     with pytest.raises(ValueError, match=r"After make_private call private.fit\(\)"):
@@ -271,6 +279,7 @@ def test_a_planned_end_is_no_news_and_what_comes_after_it_says_what_to_do(capsys
     assert f"Saved artifact at '{tmp_path}/servable'" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_models_that_share_weights_are_told_whose_steps_count():
     table = layers.Embedding(ITEMS, 4)
     models = [keras.Sequential([table, layers.Dense(1)]) for _ in range(2)]
@@ -281,6 +290,7 @@ def test_models_that_share_weights_are_told_whose_steps_count():
         tfdp_rec.make_private(models[1], (IDS, Y), **SETTINGS).fit(verbose=0)
 
 
+@pytest.mark.slow
 def test_towers_that_were_trained_before_and_frozen_are_told_of_in_words():
     """It said: epsilon is 3.996 after 0 steps. So it goes in two stages: of towers, and of a ranking model on them."""
     tower = layers.Embedding(ITEMS, 4)
@@ -345,6 +355,7 @@ def test_names_of_other_libraries_are_answered_with_those_of_this_one(name, here
         getattr(tfdp_rec, name)
 
 
+@pytest.mark.slow
 def test_a_second_call_counts_what_the_first_has_spent():
     """The two are trained on the same weights: a cell that is run again is no new beginning."""
     model = sequential()

@@ -44,6 +44,7 @@ def model_of(optimizer):
     return model
 
 
+@pytest.mark.slow
 def test_a_plan_is_all_a_training_needs():
     plan = plan_of()
     model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
@@ -115,6 +116,7 @@ def test_what_is_spent_before_training_is_part_of_the_plan():
     tfdp_rec.FEST(0.1, plan=plan, preselection=rows)
 
 
+@pytest.mark.fast_cases("True")
 @pytest.mark.parametrize("ledger", [False, True])
 def test_a_saved_model_tells_what_its_plan_has_spent_beside_its_steps(tmp_path, ledger):
     """A prior that was counted privately is in the model: another accountant that follows a file is told of it."""
@@ -183,6 +185,7 @@ def fit(plan, steps):
 COUNTS = GaussianDpEvent(20.0), "popularity counts"
 
 
+@pytest.mark.slow
 def test_a_plan_pays_into_its_ledger_and_goes_on_with_what_is_left(tmp_path):
     path = tmp_path / "ledger.jsonl"
     plan = plan_of(ledger=path, spent=[COUNTS])
@@ -199,6 +202,7 @@ def test_a_plan_pays_into_its_ledger_and_goes_on_with_what_is_left(tmp_path):
     assert again.accountant.epsilon() <= 2.0
 
 
+@pytest.mark.slow
 def test_a_plan_whose_budget_is_gone_is_refused_and_pays_nothing(tmp_path):
     path = tmp_path / "ledger.jsonl"
     fit(plan_of(ledger=path), STEPS + 5)
@@ -215,6 +219,7 @@ def test_a_plan_whose_budget_is_gone_is_refused_and_pays_nothing(tmp_path):
     assert path.read_bytes() == before
 
 
+@pytest.mark.fast_cases("True")
 @pytest.mark.parametrize("by_noise", [False, True])
 def test_a_model_whose_program_ended_after_the_last_step_is_resumed_and_saved(tmp_path, by_noise):
     """It was paid for, and the plan refused to be made again."""
@@ -244,6 +249,7 @@ def test_a_model_whose_program_ended_after_the_last_step_is_resumed_and_saved(tm
     assert again.saved_history().steps == STEPS // 2 * 2
 
 
+@pytest.mark.slow
 def test_another_plan_is_made_beside_what_was_spent(tmp_path):
     """A larger budget, for as many steps again: more noise than it would take alone, since the first's steps count."""
     path = tmp_path / "ledger.jsonl"
@@ -279,6 +285,7 @@ def test_rows_that_were_chosen_and_paid_for_need_not_be_paid_again(tmp_path):
     assert len(read(path).paid) == 1
 
 
+@pytest.mark.slow
 def test_a_model_that_was_compiled_before_is_followed_whole():
     """The accountant followed the optimizer, whose history the model's took over when it was compiled."""
     plan = plan_of()
@@ -334,6 +341,7 @@ def test_steps_by_hand_are_paid_for_in_the_plan_s_ledger(tmp_path):
     plan.accountant.close()
 
 
+@pytest.mark.fast_cases("LazyDPFTRL")
 @pytest.mark.parametrize("kind", [tfdp_rec.DPFTRL, tfdp_rec.LazyDPFTRL])
 def test_a_plan_of_correlated_noise_is_begun_once_in_loops_by_hand(tmp_path, kind):
     """A loaded model begins its noise anew, at the whole price: five steps four times were 7.22 under a plan of 3."""

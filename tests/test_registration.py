@@ -12,6 +12,7 @@ from tfdp_rec import models
 from tfdp_rec.core.ground import registration
 
 
+@pytest.mark.slow
 def test_a_saved_model_loads_in_a_process_that_imported_the_package_first(tmp_path):
     inputs = keras.Input([3])
     model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))

@@ -154,9 +154,3 @@ HELPER = "def check(x):\n    assert x\n\ndef through(x):\n    check(x)\n\ndef to
 )
 def test_a_test_that_shows_nothing_is_seen(rule, body, wrong):
     assert bool(rule(functions_of([HELPER, f"def test_one():\n    {body}\n"]))) == wrong
-
-
-def test_the_tests_that_are_told_to_be_slow_are_there():
-    for name in (ROOT / "tests" / "slow.txt").read_text(encoding="utf-8").splitlines():
-        path, function = re.fullmatch(r"([^:]+)::(\w+)(?:\[.+\])?", name).groups()
-        assert f"def {function}(" in (ROOT / path).read_text(encoding="utf-8"), name

@@ -50,6 +50,7 @@ def read(path):
     return json.loads(path.read_text(encoding="utf-8"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS)
 def test_a_tutorial_runs(path, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", str(ROOT))  # some take generated data from experiments/

@@ -41,6 +41,7 @@ def batches(size=64):
     return tf.data.Dataset.from_generator(lambda: map(batch, range(10_000)), output_signature=spec)
 
 
+@pytest.mark.slow
 def test_repeated_canaries_become_exposed_and_noise_hides_them():
     medians = {}
     for name, optimizer in [
@@ -60,6 +61,7 @@ def test_repeated_canaries_become_exposed_and_noise_hides_them():
     assert medians["noisy"][30] < medians["plain"][30] - 2
 
 
+@pytest.mark.slow
 def test_measures_released_weights():
     """Losses come after settling: measuring leaves nothing pending and equals measuring again."""
     optimizer = tfdp_rec.LazyDPSGD(6.0, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=64, noise=QUICK)
@@ -86,6 +88,7 @@ def test_measure_is_the_definition_on_the_models_own_losses():
     assert np.all(np.isfinite(extrapolated.measure(model)[1]))
 
 
+@pytest.mark.slow
 def test_every_counts_epochs():
     model = make_model(tfdp_rec.EANA(1.0, l2_norm_clip=1.0, noise_multiplier=0.1, expected_batch_size=64, noise=QUICK))
     callback = Exposure(CANARIES, NEGATIVES, every=2)

@@ -13,6 +13,7 @@ from tfdp_rec.callbacks.gradient_sparsity import Sparsity
 BATCHES = [[[1, 1], [2, 9]], [[3, 3], [3, 3]], [[0, 5], [6, 7]]]  # 3, 1 and 4 distinct ids of 100
 
 
+@pytest.mark.fast_cases("True")
 @pytest.mark.parametrize("eager", [False, True])
 def test_counts(eager):
     seeding.seed(0)

@@ -124,6 +124,7 @@ def test_data_that_runs_out_inside_an_execution_is_counted_as_it_was_used(target
     assert setup.steps >= 6
 
 
+@pytest.mark.slow
 def test_it_follows_a_change_of_noise(target):
     class Louder(keras.callbacks.Callback):
         def on_epoch_begin(self, epoch, logs=None):
@@ -211,6 +212,7 @@ def test_compiling_again_with_other_noise_or_none_forgets_nothing(target):
     assert setup.accountant.runs() == [(GaussianDpEvent(1.0), 5), (GaussianDpEvent(2.0), 4)]
 
 
+@pytest.mark.fast_cases("some.weights.h5")
 @pytest.mark.parametrize("how", ["model.keras", "some.weights.h5"])
 def test_a_saved_model_carries_its_history(target, how, tmp_path):
     setup = Setup()
@@ -287,6 +289,7 @@ def test_a_copied_optimizer_counts_steps_of_its_own():
 # One budget for several fits: what it found for one does not hold for the next.
 
 
+@pytest.mark.slow
 def test_a_budget_used_again_counts_what_was_spent_between_its_fits():
     """Twice under another sampling, so that what was spent besides is one thing, of other length."""
     setup, other = Setup(), PoissonSampling(num_units=100, expected_batch_size=25)
@@ -300,6 +303,7 @@ def test_a_budget_used_again_counts_what_was_spent_between_its_fits():
     assert setup.accountant.steps == 1
 
 
+@pytest.mark.slow
 def test_steps_of_another_price_are_refused_while_a_budget_is_kept():
     """On other batches, and by another model on the same layers."""
 
@@ -329,6 +333,7 @@ def test_steps_of_another_price_are_refused_while_a_budget_is_kept():
         assert setup.steps == 3 and setup.accountant.epsilon() < 100
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_a_model_comes_back_to_goes_on_under_a_budget():
     setup, first = Setup(), optimizer_of()
     for optimizer in (first, optimizer_of(), first):
@@ -337,6 +342,7 @@ def test_an_optimizer_that_a_model_comes_back_to_goes_on_under_a_budget():
     assert setup.accountant.steps == 6
 
 
+@pytest.mark.slow
 def test_a_step_kept_by_hand_ends_when_the_model_is_compiled_with_another_optimizer():
     """It would look at rows that owe the newer one's noise, which it cannot pay."""
     setup, first = Setup(), optimizer_of()
@@ -394,6 +400,7 @@ def train(model, accountant, setup, steps):
     model.fit(setup.batches, steps_per_epoch=steps, verbose=0, callbacks=[budget])
 
 
+@pytest.mark.fast_cases("one after the other")
 @pytest.mark.parametrize("order", ["one after the other", "both built first"])
 def test_models_that_share_a_trained_layer_count_all_steps_on_it(order):
     setup, layer = Setup(), keras.layers.Dense(3)
@@ -409,6 +416,7 @@ def test_models_that_share_a_trained_layer_count_all_steps_on_it(order):
     assert second.privacy_history.snapshot().steps == 10  # which is what a file of it holds
 
 
+@pytest.mark.slow
 def test_a_model_on_a_frozen_layer_counts_who_trained_it_and_not_the_other_way():
     setup, layer = Setup(), keras.layers.Dense(3)
     first, of_first = on(layer, setup)
@@ -419,6 +427,7 @@ def test_a_model_on_a_frozen_layer_counts_who_trained_it_and_not_the_other_way()
     assert (of_first.steps, of_second.steps) == (5, 8)
 
 
+@pytest.mark.slow
 def test_models_count_through_one_between_them_once_each():
     setup, left, right = Setup(), keras.layers.Dense(2), keras.layers.Dense(2)
     (first, of_first), (second, of_second) = on(left, setup), on(right, setup)
@@ -432,6 +441,7 @@ def test_models_count_through_one_between_them_once_each():
     assert together.steps == 10
 
 
+@pytest.mark.slow
 def test_a_model_compiled_anew_and_its_file_go_on_counting_for_those_who_share_it(tmp_path):
     setup, layer = Setup(), keras.layers.Dense(3)
     (first, of_first), (second, of_second) = on(layer, setup), on(layer, setup)
@@ -502,6 +512,7 @@ def test_a_plain_optimizer_and_wrong_arguments_are_refused(target):
         PrivacyBudget(8.0, setup.accountant)
 
 
+@pytest.mark.fast_cases("DPSGD")
 @pytest.mark.parametrize("mechanism", ["DPSGD", "LazyDPSGD"])
 def test_with_a_real_mechanism_and_empty_batches(target, mechanism):
     sampling = PoissonSampling(num_units=500, expected_batch_size=2)
@@ -519,6 +530,7 @@ def test_with_a_real_mechanism_and_empty_batches(target, mechanism):
     assert np.isfinite(model.get_weights()[0]).all()
 
 
+@pytest.mark.fast_cases("True")
 @pytest.mark.parametrize("ledger", [False, True])
 def test_a_step_makes_at_most_15_python_calls_of_this_package(tmp_path, ledger):
     """It made 17, and 43 on 986fe75; calls of Keras, of TensorFlow and of the data's threads are not counted."""

@@ -121,6 +121,7 @@ def assert_same(found, expected):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_killed_and_resumed(tmp_path, uninterrupted):
     for stop in (2, 5, 5):  # before the first checkpoint; at the end of an epoch, from 0; in the middle of one, from 3
         setup = Setup(tmp_path)
@@ -145,6 +146,7 @@ def finished(one_epoch, tmp_path):
     return shutil.copytree(one_epoch[0], tmp_path / "finished")
 
 
+@pytest.mark.slow
 def test_interrupted_fit_leaves_a_checkpoint_of_where_it_was(tmp_path, uninterrupted):
     setup = Setup(tmp_path, every=1000)
     with pytest.raises(KeyboardInterrupt):
@@ -155,6 +157,7 @@ def test_interrupted_fit_leaves_a_checkpoint_of_where_it_was(tmp_path, uninterru
     assert setup.accountant.spending.carried.steps == 15
 
 
+@pytest.mark.slow
 def test_a_step_cut_short_counts_and_one_only_planned_does_not(tmp_path):
     cut, planned = Setup(tmp_path / "cut"), Setup(tmp_path / "planned")
     apply = cut.model.optimizer.apply
@@ -188,6 +191,7 @@ def test_steps_planned_when_the_data_ran_out_are_not_counted(tmp_path):
     assert again.accountant.spending.carried.steps == 6
 
 
+@pytest.mark.slow
 def test_what_was_released_is_not_forgotten(tmp_path):
     """A release in mid-epoch, then a kill: the resumed run has the released noise, not other noise instead of it."""
 
@@ -390,6 +394,7 @@ def told(directory, kind=tfdp_rec.LazyDPSGD):
 KINDS = [tfdp_rec.LazyDPSGD, tfdp_rec.DPSGD]
 
 
+@pytest.mark.fast_cases("DPSGD")
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_after_older_weights_are_in_a_checkpoint(tmp_path, kind):
     setup = Setup(tmp_path, kind=kind, noise=None)
@@ -497,6 +502,7 @@ def test_a_keras_callback_with_an_own_end_of_epoch_is_no_reader(tmp_path):
     assert (tmp_path / "m.keras").exists()
 
 
+@pytest.mark.slow
 def test_another_working_directory_changes_nothing(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     setup = started("here")
@@ -506,6 +512,7 @@ def test_another_working_directory_changes_nothing(tmp_path, monkeypatch):
     assert told(tmp_path / "here") == 10
 
 
+@pytest.mark.slow
 def test_a_checkpoint_of_another_callback_or_model_is_not_replaced(finished):
     one, other = Setup(finished), Setup(finished)
     for each in (one, other):
@@ -520,6 +527,7 @@ def test_a_checkpoint_of_another_callback_or_model_is_not_replaced(finished):
     assert told(finished) == 10
 
 
+@pytest.mark.fast_cases("False")
 @pytest.mark.parametrize("first", [True, False])
 def test_a_resumed_epoch_does_not_swallow_the_end_that_another_callback_asks_for(tmp_path, first):
     class Ends(keras.callbacks.Callback):
@@ -553,6 +561,7 @@ def test_a_release_ahead_of_the_callback_counts_its_step_in_the_epoch(tmp_path):
     assert again.checkpoint.resume(again.model).steps_in_epoch == 3
 
 
+@pytest.mark.slow
 def test_a_model_whose_layers_have_other_names_is_resumed(tmp_path):
     """Keras numbers the layers of each process."""
 

@@ -9,6 +9,7 @@ from tfdp_rec.cli import main
 SMALL = ["audit", "--canaries", "2000", "--guesses", "200", "--runs", "1"]
 
 
+@pytest.mark.slow
 def test_a_correct_mechanism_is_not_refuted(tmp_path, capsys):
     path = tmp_path / "audit.json"
     assert main([*SMALL, "--json", str(path)]) == 0

@@ -65,6 +65,7 @@ def resumed(interrupted, tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on_and_keeps_what_it_takes(interrupted):
     kept = interrupted / "kept"
     assert f"Go on with: tfdp-rec train --checkpoint {kept} --resume" in (interrupted / "said").read_text()
@@ -73,6 +74,7 @@ def test_ctrl_c_says_how_to_go_on_and_keeps_what_it_takes(interrupted):
     assert {p.stat().st_mode & 0o77 for p in [kept, *kept.iterdir()] if p.name not in ("in-use", ".log.lock")} == {0}
 
 
+@pytest.mark.slow
 def test_what_was_cut_goes_on_with_nothing_paid_twice(interrupted, resumed):
     ledger = resumed / "run" / "release" / "ledger.jsonl"
     paid = read(ledger).paid
@@ -90,6 +92,7 @@ def test_what_was_cut_goes_on_with_nothing_paid_twice(interrupted, resumed):
     assert {"report.md", "servable", "model.keras"} <= files(resumed / "run")
 
 
+@pytest.mark.slow
 def test_private_sums_are_paid_for_once_and_never_made_again(interrupted, resumed):
     ledgers = [root / "run" / "private" / "ledgers" / "spectral.jsonl" for root in (interrupted, resumed)]
     (paid,) = read(ledgers[1]).paid
@@ -117,6 +120,7 @@ def test_what_a_peer_has_paid_for_and_lost_is_not_made_again(interrupted, tmp_pa
     assert "spectral.jsonl has paid for the private sums of a run that ended" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_its_curve_has_each_step_once_and_what_was_done_is_not_done_again(interrupted, resumed):
     lines = [json.loads(line) for line in (resumed / "run" / "private" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines if line["recommender"] == "lazydpsgd"] == [2, 4, 6, 8, 10, 12]
@@ -124,6 +128,7 @@ def test_its_curve_has_each_step_once_and_what_was_done_is_not_done_again(interr
     assert exact[0] == exact[1]
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_is_gone_on_with_pays_nothing_and_releases_the_same(resumed, tmp_path):
     import keras
 

@@ -107,6 +107,7 @@ def bounded():
     resource.setrlimit(resource.RLIMIT_AS, before)
 
 
+@pytest.mark.slow_cases("learning_rate-1e308")
 @pytest.mark.parametrize("name, value", QUICK)
 def test_a_hostile_value_fails_before_anything_is_paid_or_does_no_harm(logs, tmp_path, monkeypatch, name, value):
     monkeypatch.chdir(tmp_path)

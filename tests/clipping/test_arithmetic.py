@@ -155,6 +155,7 @@ def weights_of(model):
     return {v.path: np.asarray(v.value) for v in model.trainable_variables}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "turned_on, option, part",
     [

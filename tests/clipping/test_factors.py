@@ -82,6 +82,7 @@ def test_repeated_candidates_are_added_up_wherever_they_stand_and_whichever_have
     check([factor], formed)
 
 
+@pytest.mark.slow_cases("scores")
 @pytest.mark.parametrize("kind", KINDS)
 @quickly
 @given(batch=batches, first=lengths, second=lengths, seed=seeds)
@@ -93,6 +94,7 @@ def test_one_kind_read_twice_is_one_gradient(kind, batch, first, second, seed):
     check([a, b], formed_a + formed_b)
 
 
+@pytest.mark.slow_cases("rows-scores", "rows-positions")
 @pytest.mark.parametrize(
     "one, other",
     [

@@ -254,6 +254,7 @@ def beside_a_dense(dtype, table=None):
     return PerPosition(parts, output)
 
 
+@pytest.mark.slow_cases("float64-None")
 @pytest.mark.parametrize(
     "dtype, table", [("float64", None), ("float64", "mixed_bfloat16"), ("mixed_bfloat16", "float64"), ("float32", None)]
 )
@@ -407,6 +408,7 @@ def test_a_row_that_very_many_read_is_added_up_no_deeper_than_allowed():
     assert np.all(np.abs(added.numpy() - exact) <= 1000 * float_sums.unit(tf.float32) * exact)
 
 
+@pytest.mark.slow_cases("3")
 @pytest.mark.parametrize("part", [None, 3, 700])
 def test_in_parts_too(part):
     rng = np.random.default_rng(5)
@@ -417,6 +419,7 @@ def test_in_parts_too(part):
     assert removal(embedding(), batch, 5, microbatch_size=part) <= 1
 
 
+@pytest.mark.slow
 def test_microbatches_share_the_slack(monkeypatch):
     """The errors of their sums add up in the whole sum."""
     slacks, own, model = [], float_sums.Depth.from_slack, dense()
@@ -434,6 +437,7 @@ def test_microbatches_share_the_slack(monkeypatch):
     np.testing.assert_allclose(slack_of(tf.constant(4)) * 4, slack_of(tf.constant(1)), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_bfloat16_and_a_mask():
     """Norms came from one pass and the gradient from another; now there is one pass, and one strategy."""
     policy = keras.config.dtype_policy()

@@ -76,6 +76,7 @@ def test_weights_may_be_learned():
     assert_matches_oracle(model, batch, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_bag_is_a_table_that_lazy_training_knows():
     ids = keras.Input([4], dtype="int32")
     model = tfdp_rec.PrivateModel(ids, layers.Dense(1)(bag("mean")(ids)))
@@ -101,6 +102,7 @@ def test_bags_of_no_fixed_length_are_refused(kind):
 BAGS = [[7, 5], [], [1, 2, 3, 8], [2, 2, 8], [4]]
 
 
+@pytest.mark.fast_cases("EmbedReduce-sum", "EmbedReduce-mean", "DistributedEmbedding-sqrtn")
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 @pytest.mark.parametrize("distributed", [False, True], ids=["EmbedReduce", "DistributedEmbedding"])
 def test_padded_bags_are_clipped_as_the_bags_were(combiner, distributed):
@@ -132,6 +134,7 @@ def test_padded_bags_are_clipped_as_the_bags_were(combiner, distributed):
         np.testing.assert_allclose(gradient, total[path], rtol=1e-4, atol=1e-6, err_msg=path)
 
 
+@pytest.mark.slow
 def test_padded_bags_train_privately_in_one_call():
     ids, by = tfdp_rec.data.padded(tf.ragged.constant(BAGS * 20), 3)
     inputs = keras.Input([3], dtype="int32"), keras.Input([3])
@@ -155,6 +158,7 @@ def test_a_subclass_that_does_something_else_has_not_its_rule():
         clipped_sum(model, batch, 1.0)
 
 
+@pytest.mark.slow_cases("options0")
 @pytest.mark.parametrize("options", [{}, {"projection_dim": 2}, {"diag_scale": 0.5, "use_bias": False}])
 def test_crosses_are_clipped_as_by_the_oracle(options):
     crosses = [keras_rs.layers.FeatureCross(name=f"cross_{n}", **options) for n in range(2)]
@@ -162,6 +166,7 @@ def test_crosses_are_clipped_as_by_the_oracle(options):
     assert_matches_oracle(model, batch, rtol=1e-5)
 
 
+@pytest.mark.fast_cases("options1")
 @pytest.mark.parametrize("options", [{}, {"self_interaction": True}])
 def test_dot_interactions_are_clipped_as_by_the_oracle(options):
     model, batch = interactions(options)
@@ -185,6 +190,7 @@ LOSSES = ["PairwiseHingeLoss", "PairwiseLogisticLoss", "PairwiseSoftZeroOneLoss"
           "ListMLELoss"]  # fmt: skip
 
 
+@pytest.mark.fast_cases("PairwiseHingeLoss", "ListMLELoss")
 @pytest.mark.parametrize("name", LOSSES)
 def test_a_list_is_an_example_of_a_ranking_loss(name):
     """A row of scores and labels is one user's list: each list's loss is its own, and their mean is Keras'."""

@@ -36,6 +36,7 @@ def traced(name):
     return model, batch, lambda data, clip: once(tf.nest.map_structure(tf.convert_to_tensor, data), clip)[0]
 
 
+@pytest.mark.fast_cases("mlp")
 @pytest.mark.parametrize("name", ["mlp", "two_tower", "dlrm", pytest.param("transformer", marks=pytest.mark.slow)])
 @settings(max_examples=12, deadline=None, derandomize=True)
 @given(
@@ -66,12 +67,14 @@ def test_neighbouring_batches(name, seed, left_out, size, clip):
         np.testing.assert_allclose(together[path], others + own, rtol=1e-4, atol=1e-5 * clip)
 
 
+@pytest.mark.fast_cases("mlp")
 @pytest.mark.parametrize("name", ["mlp", "two_tower", "dlrm"])
 def test_check_passes_sound_models(name):
     model, batch = built(name)
     assert check(model, batch) is None, "a model that mixes its examples would be refused"
 
 
+@pytest.mark.slow
 def test_check_passes_dropout_and_leaves_it_where_it_was():
     model = functional(layers.Dense(4), layers.Dropout(0.5, seed=1))
     model.compile(mechanism(), "mse")
@@ -102,6 +105,7 @@ class DroppingWithin(layers.Layer):
         return self.drop(tf.matmul(x, self.kernel), training=training)
 
 
+@pytest.mark.slow
 def test_check_passes_dropout_within_a_layer_with_weights():
     """Its masks depend on an example's place in the batch, so that leaving one out changes those of the others."""
     inputs = keras.Input([4])
@@ -124,6 +128,7 @@ def test_check_refuses_a_layer_that_writes_state_as_fit_does():
             refused(model, numbers())
 
 
+@pytest.mark.slow
 def test_check_passes_lookups_that_the_batch_shares():
     """Each example's part of them is told by the graph."""
 
@@ -300,6 +305,7 @@ def test_a_batch_of_one_or_none_trains():
     assert int(model.optimizer.iterations) == 2
 
 
+@pytest.mark.slow
 def test_positions_as_many_as_examples_are_no_accident():
     """With T = batch size a position embedding looks like one row an example; the graph tells the difference."""
 
@@ -334,6 +340,7 @@ def trained_on_rough_data(seed):
     return model, np.random.default_rng(seed)
 
 
+@pytest.mark.fast_cases("mixed_bfloat16")
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 def test_removal_in_training_by_size(policy):
     """The last example's removal leaves everybody else's masks: what they are is then no matter."""

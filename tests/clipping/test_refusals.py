@@ -149,6 +149,7 @@ class SampledByItself(Sampled):
         return self(data, training=training)
 
 
+@pytest.mark.slow_cases("per_example_loss-layer")
 @pytest.mark.parametrize("table", ["layer", "weight"])
 @pytest.mark.parametrize("way", ["per_example_loss", "add_loss"])
 def test_a_sampled_softmax_is_told_its_line_here(table, way):

@@ -55,6 +55,7 @@ def together(cases, size=3, seed=0):
 # Embedding.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 3])
 def test_embedding_of_any_rank_and_type_with_repeated_ids(size):
     shapes = [(1, []), (6, []), (1, [4]), (6, [1]), (3, [5]), (4, [2, 3]), (2, [3, 1])]
@@ -77,6 +78,7 @@ def test_embedding_bag_of_ten_thousand_ids():
 # Dense and its kin.
 
 
+@pytest.mark.fast_cases("3")
 @pytest.mark.parametrize("size", [1, 3])
 def test_dense_of_any_rank_by_products_of_inputs_and_by_formed_gradients(size):
     shapes = [([3], 4, True), ([1], 1, False), ([2, 9], 8, True), ([9, 2], 3, True), ([4, 1, 2], 3, False)]
@@ -100,12 +102,14 @@ EQUATIONS = [
 ]
 
 
+@pytest.mark.slow
 def test_einsum_dense():
     made = [layers.EinsumDense(equation, output_shape=output, bias_axes=bias, activation="tanh")
             for equation, _, output, bias in EQUATIONS]  # fmt: skip
     together([(layer, normal(n, 3, *shape)) for n, (layer, (_, shape, _, _)) in enumerate(zip(made, EQUATIONS))])
 
 
+@pytest.mark.slow
 def test_multi_head_attention_self_and_cross_with_masks():
     keep = np.random.default_rng(0).uniform(size=[3, 4, 2]) < 0.7
     keep[:, :, 0] = True
@@ -134,6 +138,7 @@ def test_layer_normalization():
     together([*cases, *((layers.LayerNormalization(**each), normal(9 + n, 3, 5)) for n, each in enumerate(flat))])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("padding", ["valid", "same", "causal"])
 def test_conv1d(padding):
     cases = []
@@ -277,6 +282,7 @@ def test_attention_with_a_scale_takes_a_list_of_inputs():
 slow = pytest.mark.slow
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["gru", *(pytest.param(k, marks=slow) for k in ("lstm_masked", "bidirectional"))])
 def test_recurrent_layers(kind):
     parts = {
@@ -292,6 +298,7 @@ def test_recurrent_layers(kind):
 # Tables that give scores.
 
 
+@pytest.mark.fast_cases("4-drawn1")
 @pytest.mark.parametrize("size, drawn", [(1, [0]), (4, [2, 4, 2, 1, 2])])
 def test_candidate_scores_with_duplicates_and_hits(size, drawn):
     parts = [tfdp_rec.CandidateScores(5, 3, remove_accidental_hits=hits) for hits in (True, False)]
@@ -312,6 +319,7 @@ def test_candidate_scores_twice_on_one_table():
     agrees([layer], forward, {k: np.array(v) for k, v in inputs.items()}, shared=("all", "more"))
 
 
+@pytest.mark.fast_cases("5")
 @pytest.mark.parametrize("vocabulary", [2, 5])
 def test_tied_output_table(vocabulary):
     parts = [layers.ReversibleEmbedding(vocabulary, 3), layers.Dense(3, activation="tanh")]
@@ -418,6 +426,7 @@ class Attending(layers.Layer):
         return self.attention(x, x)
 
 
+@pytest.mark.slow_cases("a loop")
 @pytest.mark.parametrize("heeding", HEEDING)
 def test_masks_on_arguments_are_there_when_a_layer_is_run_again(heeding):
     parts = [layers.Embedding(5, 3, mask_zero=True), Around(HEEDING[heeding]())]

@@ -42,6 +42,7 @@ def found_out(model):
     return any(found)
 
 
+@pytest.mark.slow
 def test_what_is_saved_tells_of_no_mask():
     model = built()
     model.train_on_batch(X)

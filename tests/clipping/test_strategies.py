@@ -29,12 +29,14 @@ def float64():
         yield
 
 
+@pytest.mark.fast_cases("mlp-bookkeeping", "two_tower-bookkeeping", "two_tower-ghost")
 @pytest.mark.parametrize("name, strategy", slow_unless(QUICK, [(n, s) for n in ZOO for s in STRATEGIES]))
 def test_every_strategy_is_the_oracle(name, strategy):
     model, batch = built(name)
     assert_matches_oracle(model, batch, clip=1.5, take=by(strategy))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name, strategy, part",
     slow_unless(SPLITS, [(n, s, p) for n in ("two_tower", "dlrm") for s in STRATEGIES for p in (1, 2, SIZE, SIZE + 3)]),
@@ -44,6 +46,7 @@ def test_parts_of_any_size_add_up_also_when_the_last_is_short(name, strategy, pa
     assert_matches_oracle(model, batch, clip=1.5, take=by(strategy), microbatch_size=part)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "strategy, part",
     slow_unless(
@@ -61,6 +64,7 @@ def test_batches_of_no_and_of_one_example(strategy, part):
     assert all(not np.any(g) for g in dense_gradients(model, found).values())
 
 
+@pytest.mark.fast_cases("mlp")
 @pytest.mark.parametrize("name", ["mlp", "text", *slow_unless([], [("transformer",), ("gru",)])])
 def test_no_examples_in_deeper_models(name):
     model, batch = built(name)
@@ -68,6 +72,7 @@ def test_no_examples_in_deeper_models(name):
     assert all(not np.any(g) for g in dense_gradients(model, found).values())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("strategy", slow_unless([("bookkeeping",)], [(s,) for s in STRATEGIES]))
 def test_one_traced_function_serves_batches_of_every_size(strategy):
     model, batch = built("dlrm")
@@ -87,6 +92,7 @@ def test_one_traced_function_serves_batches_of_every_size(strategy):
             np.testing.assert_allclose(gradients[path], gradient, rtol=1e-9, atol=1e-12)
 
 
+@pytest.mark.slow
 def test_reads_say_which_example_read_which_rows():
     model, batch = built("two_tower")
     for part in (None, 2):

@@ -58,6 +58,7 @@ def test_a_batch_of_unsound_examples_leaves_the_weights_alone():
     np.testing.assert_array_equal(model.get_weights()[0], np.ones([2, 1]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("microbatch", [1, 3, 9])
 def test_compiled_steps_are_the_same_in_parts(microbatch):
     model = linear(microbatch_size=microbatch)

@@ -28,6 +28,7 @@ def test_no_weight_takes_a_gradient_past_the_clip(dtype):
     assert np.all(np.asarray(found[:-2], np.float64) * np.asarray(norms[:-2], np.float64) <= BOUND * (1 + 2**-22))
 
 
+@pytest.mark.fast_cases("dlrm-None")
 @pytest.mark.parametrize(("name", "part"), [("two_tower", None), ("dlrm", None), ("dlrm", 2), ("text", None)])
 def test_the_sum_is_that_of_single_examples(name, part):
     with double_precision():
@@ -98,6 +99,7 @@ def test_a_saved_model_goes_on_by_the_same_rule(tmp_path):
     np.testing.assert_allclose(loaded.get_weights()[0][0], 0.5 * BOUND * 2e-4 / 1.02e-2 / 4, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["LazyDPSGD", "DPSGD"])
 def test_make_private_takes_it(mechanism):
     seeding.seed(0)

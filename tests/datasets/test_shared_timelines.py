@@ -30,6 +30,7 @@ def test_labels_and_contexts_are_those_of_one_machine(timelines, tmp_path):
             np.testing.assert_array_equal(found[name], expected[name])
 
 
+@pytest.mark.slow
 def test_batches_hold_movies_of_their_users_and_distinct_negatives(timelines, tmp_path):
     shared = SharedTimelines(NextItemExamples(timelines, np.arange(5), negatives=150), tmp_path)
     labels = set()
@@ -43,6 +44,7 @@ def test_batches_hold_movies_of_their_users_and_distinct_negatives(timelines, tm
     assert labels <= possible and len(labels) > len(possible) / 4
 
 
+@pytest.mark.slow
 def test_every_place_but_the_first_is_a_label_equally_often(tmp_path):
     timelines = synthetic.timelines(num_users=3, num_movies=200, events=30)
     user = int(np.argmax(timelines.lengths))

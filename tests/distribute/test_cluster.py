@@ -112,6 +112,7 @@ def test_waiting_ends_and_names_who_is_silent():
             Cluster({"worker": [worker], "ps": [closed]}).wait(0.3)
 
 
+@pytest.mark.slow
 def test_a_port_that_says_nothing_is_named_as_that():
     with answering(WORKER) as worker, socket.create_server(("127.0.0.1", 0)) as mute:
         address = f"127.0.0.1:{mute.getsockname()[1]}"

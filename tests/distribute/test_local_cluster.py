@@ -49,6 +49,7 @@ def cluster():
     assert gone(pids)
 
 
+@pytest.mark.slow
 def test_every_server_answers_and_is_a_process_of_its_own(cluster):
     assert cluster.names == ("worker:0", "ps:0", "ps:1")
     cluster.cluster.wait(1)
@@ -97,6 +98,7 @@ def test_what_cannot_run_is_refused():
         LocalCluster().kill("ps:0")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "how", [*(pytest.param(how, marks=pytest.mark.slow) for how in ("an exception", "Ctrl-C")), "SIGKILL"]
 )

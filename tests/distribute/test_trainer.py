@@ -81,6 +81,7 @@ def test_an_interrupted_training_goes_on_as_if_it_had_not_been(one_worker):
     assert found["modes"] == ["700"]
 
 
+@pytest.mark.slow
 def test_a_model_of_more_rows_goes_on_from_a_release_in_one_ledger(released_models):
     found = released_models["grown"]
     assert found["first"] == 0.0 and found["moved"] > 0.1 and found["off"] < 1e-5
@@ -92,6 +93,7 @@ def test_a_model_of_more_rows_goes_on_from_a_release_in_one_ledger(released_mode
     assert found["other"].startswith("ValueError: begin_with has variables of [(300, 8, 'float32')")
 
 
+@pytest.mark.slow
 def test_what_was_released_is_not_forgotten(released_models):
     found = released_models["released twice"]
     assert found["off"] == 0.0
@@ -110,10 +112,12 @@ def test_no_read_of_two_workers_sees_half_a_step_of_any_mechanism():
         assert result["final"] < 1e-3, (name, result)
 
 
+@pytest.mark.slow
 def test_a_release_has_one_noise_for_every_step_also_of_those_that_had_nothing_for_a_server(two_workers):
     assert two_workers["sparse"]["final"] < 1e-3 and two_workers["sparse"]["clocks"] == [40, 40]
 
 
+@pytest.mark.slow
 def test_a_budget_is_never_overspent(two_workers):
     found = two_workers["budget"]
     assert 4 < found["attempts"] == found["counted"] <= found["most"] < found["attempts"] + 4

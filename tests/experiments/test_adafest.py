@@ -81,6 +81,7 @@ def test_sentences_are_learnt(tmp_path):
     assert reductions["FEST"] == 500 / 5 and reductions["exponential"] == 500 / 10
 
 
+@pytest.mark.slow
 def test_a_model_of_sentences_begins_where_public_ones_left_it():
     begun = problems.sentences(TEXT.source, width=4, public=2000)
     first, second, untrained = begun.make_model(), begun.make_model(), TEXT.make_model()

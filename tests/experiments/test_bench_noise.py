@@ -8,6 +8,7 @@ from experiments.bench import timing
 from experiments.bench.__main__ import main
 
 
+@pytest.mark.slow
 def test_small_run(tmp_path, capsys):
     file = tmp_path / "noise.json"
     arguments = ["--rows", "40", "--width", "4", "--tables", "3", "--repeats", "2", "--json", str(file)]

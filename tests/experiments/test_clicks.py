@@ -229,6 +229,7 @@ def test_rows_alone_are_units_of_their_own(monkeypatch, capsys):
     assert "two kinds of units" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_model_upon_private_labels_sees_no_private_column_without_noise(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr(sources, "SyntheticPrivateAds", lambda seed: SyntheticPrivateAds(users=60, seed=seed))
     log = sources.generated_ads([], days=4).by_row()

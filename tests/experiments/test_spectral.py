@@ -55,6 +55,7 @@ def test_generated_histories_have_their_shape():
     assert all(len(set(items)) == len(items) for items in np.split(made.numbers, made.offsets[1:-1]))
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_table(events, tmp_path, capsys):
     out = ["--out", str(tmp_path / "run")]
     arguments = ["quality", "--data", str(events["pairs"]), "--epsilon", "20", "--seeds", "1", *out]

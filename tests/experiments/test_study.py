@@ -5,6 +5,7 @@ import pytest
 from experiments.study import Study
 
 
+@pytest.mark.slow
 def test_a_stopped_study_goes_on_with_what_it_lacks(tmp_path):
     def stops():
         raise KeyboardInterrupt

@@ -65,6 +65,14 @@ def mixture_delta(epsilon, padding, first, second, padded, density, width):
     return integrate.trapezoid(np.maximum(0.0, left - math.exp(epsilon) * right), x)
 
 
+@pytest.mark.fast_cases(
+    "1e-05-0.0-1.0",
+    "1e-05-0.2-0.1",
+    "1e-05-0.5-10.0",
+    "0.001-0.0-10.0",
+    "0.001-0.2-5.0",
+    "0.001-0.5-0.1",
+)
 @pytest.mark.parametrize("epsilon", (0.1, 1.0, 5.0, 10.0))
 @pytest.mark.parametrize("padding", (0.0, 0.2, 0.5))
 @pytest.mark.parametrize("delta", (1e-5, 1e-3))

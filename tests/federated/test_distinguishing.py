@@ -133,6 +133,7 @@ def test_a_thousand_draws_already_break_the_published_update(world):
     assert corrected <= EPSILON < published
 
 
+@pytest.mark.slow
 def test_the_attack_sees_an_update_with_too_little_noise(world):
     """The corrected update with the noise of epsilon 20 does not pass for epsilon 1."""
     loud = mechanism_of(AnalyticGaussian(), 20.0)

@@ -220,6 +220,7 @@ def sum_of(model, reads, writes):
     model.subgraphs[0].operators.append(operation)
 
 
+@pytest.mark.fast_cases("a variable", "unwritten")
 @pytest.mark.parametrize("kind", ["a variable", "unwritten", "a constant", "an empty constant", "the answer"])
 def test_a_lite_file_that_reads_what_an_earlier_run_has_left_is_refused(kind, lite):
     """The answer plus what is seen; then what is seen, plus the answer. Without delegates it counted 0, 1, 2, 3."""

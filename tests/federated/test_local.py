@@ -82,6 +82,7 @@ def test_a_cohort_sends_the_mean_of_its_clients(world, name, monkeypatch, eagerl
     assert max(np.abs(g).max() for g in together) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_corrected_update_is_a_function_of_the_released_attention_alone(world, monkeypatch):
     """Two different histories, the same released attention: not one bit of the update differs."""
     update = update_of(world, local.PrivateUpdate)
@@ -96,6 +97,7 @@ def test_the_corrected_update_is_a_function_of_the_released_attention_alone(worl
     assert not all(np.array_equal(a, b) for a, b in zip(first, second))
 
 
+@pytest.mark.slow
 def test_the_corrected_update_leaves_the_user_encoder_alone_unless_its_gradient_is_noised(world):
     plain = update_of(world, local.PrivateUpdate)
     draws = plain.draw(world.clients, words.seeded(2))
@@ -330,6 +332,7 @@ def test_fedadam_follows_its_formula_by_hand():
     assert second[0][0] == pytest.approx(weights[0][0] + rate * m / (math.sqrt(v) + 0.01))
 
 
+@pytest.mark.slow
 def test_a_simulation_learns_and_charges_who_answered(world):
     update = fresh_update(world, local.PrivateUpdate, OFF, LabelPermutation(math.inf, 3))
     simulation = Simulation(update, world.clients, 3, FedAdam(eta=0.02, tau=1e-4))

@@ -184,6 +184,7 @@ def poisoned(world, model):
     return features, weights
 
 
+@pytest.mark.fast_cases("private+user")
 @pytest.mark.parametrize("kind", ["private", "private+user", "gradient"])
 def test_a_model_that_is_no_number_for_some_news_gets_an_answer_from_everybody(update, world, tmp_path, kind):
     model = update().model

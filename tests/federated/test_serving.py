@@ -204,6 +204,7 @@ def test_what_was_paid_is_not_priced_anew_by_another_bundle(served, tmp_path):
     again.close()
 
 
+@pytest.mark.slow
 def test_the_answers_noise_has_the_mechanisms_scale(served, tmp_path, monkeypatch):
     """End to end against an oracle: kills a serving noise of half or a tenth."""
     phone = make(served, tmp_path)

@@ -68,6 +68,7 @@ def seen_draws(monkeypatch, seen):
     monkeypatch.setattr(labels.LabelPermutation, "sample", watched)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("overlap", [False, True], ids=["candidates apart", "candidates that overlap"])
 def test_thirty_days_of_training_are_in_the_ledger_as_they_were(overlap, world, tmp_path, monkeypatch):
     press, oracle, seen, model = Press(1), Oracle(), [], world.model()
@@ -109,6 +110,7 @@ def test_thirty_days_of_training_are_in_the_ledger_as_they_were(overlap, world, 
     assert overlap == (max(Counter(clicked).values()) > 1) and unknown > 100
 
 
+@pytest.mark.slow
 def test_thirty_days_of_serving_are_in_the_ledger_as_they_were(world, tmp_path):
     press, mechanism = Press(2), AttentionMechanism(3, 2.0, 1e-5, padding=0.2)
     made, today = tmp_path / "made", tmp_path / "today"

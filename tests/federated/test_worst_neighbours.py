@@ -69,6 +69,7 @@ class Searcher:
         return max(float(step()) for _ in range(steps))
 
 
+@pytest.mark.fast_cases("5-0.5-2")
 @pytest.mark.parametrize("num_basis, theta, seed", ((3, 1.0, 1), (5, 0.5, 2)))
 def test_gradient_ascent_reaches_but_never_exceeds_the_sensitivity(num_basis, theta, seed):
     found = Searcher(num_basis, theta, seed).ascend(2)
@@ -129,6 +130,7 @@ def plane_delta(points, padding, scale, epsilon):
     return np.maximum(0, excess).sum() * (axis[1] - axis[0]) ** 2
 
 
+@pytest.mark.fast_cases("0.5-5", "1.0-3")
 @pytest.mark.parametrize("num_basis", (3, 5))
 @pytest.mark.parametrize("theta", (0.5, 1.0))
 def test_any_three_attention_vectors_keep_the_promise(num_basis, theta):

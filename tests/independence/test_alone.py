@@ -31,6 +31,7 @@ def float64():
         yield
 
 
+@pytest.mark.fast_cases("mlp")
 @pytest.mark.parametrize("name", VECTORISED)
 def test_a_vectorised_loss_of_single_examples_is_clipped_alike(name, float64):
     assert assert_clipped_alone(*built(name))
@@ -42,6 +43,7 @@ def test_examples_in_a_loop_are_clipped_alike(name, float64):
     assert not assert_clipped_alone(*built(name))
 
 
+@pytest.mark.fast_cases("two_tower")
 @pytest.mark.parametrize("name", IN_A_LOOP)
 def test_what_does_not_convert_says_so(name, float64):
     with pytest.raises((ValueError, TypeError)):
@@ -94,6 +96,7 @@ def movies():
 SLOWER = [pytest.param(made, marks=pytest.mark.slow) for made in (clicks, entities)]
 
 
+@pytest.mark.fast_cases("canaries")
 @pytest.mark.parametrize("made", [dlrm, canaries, texts, movies, *SLOWER])
 def test_a_model_of_the_package_clips_examples_as_if_they_were_alone(made):
     seeding.seed(4)

@@ -48,6 +48,7 @@ def test_ids_in_one_long_axis():
     assert list(zip(reads.example.numpy(), reads.ids.numpy())) == [(i, ids[i, j]) for i in range(4) for j in range(3)]
 
 
+@pytest.mark.slow
 def test_layers_on_rows_in_one_long_axis():
     def forward(p, b):
         h = p[1](p[0](tf.reshape(b["x"], [-1, 4])))
@@ -135,6 +136,7 @@ def test_own_rows_have_the_gradient_that_tensorflow_has(shape, several):
     assert own.shape == rows.shape
 
 
+@pytest.mark.fast_cases("as they are")
 @pytest.mark.parametrize("way", ["as they are", "one more axis"])
 def test_positions_looked_up_once_for_the_batch(way):
     def forward(p, b):

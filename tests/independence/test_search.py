@@ -60,6 +60,7 @@ def none(counts, found):
     return counts
 
 
+@pytest.mark.slow_cases("loops", "data as arguments", "lists")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_claim_about_a_few_programs_is_false(family):
     counts = none(*search(range(FEW), family))
@@ -83,6 +84,7 @@ def steps(seeds, odd):
 STEPS = ("own rows", "lengths", "any operation")  # each found a tensor of one row in 986fe75 with its first program
 
 
+@pytest.mark.fast_cases("one row")
 @pytest.mark.parametrize("odd", ["as it should be", "one row"])
 def test_no_step_is_moved_by_more_than_the_clip(odd):
     """62 clips with one row in 986fe75."""

@@ -120,6 +120,7 @@ ACTIVATIONS = """relu tanh sigmoid gelu silu softplus softsign elu selu exponent
     log_softmax softmax celu""".split()
 
 
+@pytest.mark.slow_cases("stacked")
 @pytest.mark.parametrize("kind", RECURRENT)
 def test_recurrent_layers(kind, readings):
     check(RECURRENT[kind](), S, readings)
@@ -196,6 +197,13 @@ def test_losses_with_sample_weights(loss, readings):
     is_read(model, (X, y, np.ones([4], "float32")), readings)
 
 
+@pytest.mark.slow_cases(
+    "mlp-mixed_bfloat16",
+    "two_tower-float32",
+    "transformer-mixed_bfloat16",
+    "text-float32",
+    "gru-mixed_bfloat16",
+)
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("name", ZOO)
 def test_models_of_the_zoo(name, policy, readings):

@@ -294,6 +294,7 @@ def test_a_metric_in_the_loss():
     assert "metric" in message
 
 
+@pytest.mark.slow
 def test_metrics_may_mix():
     def followed(model, x):
         losses = total(model.dense(x))
@@ -382,6 +383,7 @@ def test_a_cast_of_fractions_to_a_narrow_type_is_refused(kind):
     assert "depends on its place in the batch" in refusal(Loss(signed), X)
 
 
+@pytest.mark.fast_cases("None")
 @pytest.mark.parametrize("length", [None, 2])
 def test_shared_negatives_of_unknown_length_are_told_the_way_out(length):
     def softmax(model, data):

@@ -55,6 +55,7 @@ def movielens(folder, seed, movies):
     return folder
 
 
+@pytest.mark.slow
 def test_private_sums_of_movielens_files_have_days_a_ledger_and_a_statement(tmp_path, capsys):
     first, second = movielens(tmp_path / "one", 1, 30), movielens(tmp_path / "two", 2, 34)
     options = ["--mechanism", "spectral", "--days", "2", "--out", tmp_path / "run", "--quiet"]
@@ -73,6 +74,7 @@ def test_private_sums_of_movielens_files_have_days_a_ledger_and_a_statement(tmp_
     assert "--data is missing" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["spectral-exact", "eana"])
 def test_what_claims_no_epsilon_says_so_in_its_statement_its_card_and_its_ledger(tmp_path, name):
     data, options = movielens(tmp_path / "one", 1, 30), ["--mechanism", name, "--quiet"]
@@ -105,12 +107,14 @@ def towers(tmp_path_factory):
     return root / "run"
 
 
+@pytest.mark.slow
 def test_a_training_that_is_cut_off_without_a_checkpoint_goes_on_in_its_run_folder(towers):
     ledger = read(towers / "release" / "ledger.jsonl")
     assert [paid.label for paid in ledger.paid].count("popularity counts") == 1 and ledger.steps == 6
     assert not (towers / "private" / "resume").exists()
 
 
+@pytest.mark.slow
 def test_a_two_tower_on_ones_own_log_costs_its_items_its_prior_and_its_steps(towers, tmp_path):
     ledger = towers / "release" / "ledger.jsonl"
     assert labels_of(read(ledger)) == LABELS
@@ -124,6 +128,7 @@ def test_a_two_tower_on_ones_own_log_costs_its_items_its_prior_and_its_steps(tow
     assert said in (towers / "release" / "card.md").read_text()
 
 
+@pytest.mark.slow
 def test_a_two_tower_answers_in_the_logs_ids_with_titles(towers, tmp_path, capsys):
     names = {path.name for path in (towers / "release").iterdir()}
     assert names == {"servable", "model.keras", "released.npz", "ledger.jsonl", "statement.txt", "card.md"}
@@ -153,6 +158,7 @@ def upon(tmp_path_factory):
     return root / "run"
 
 
+@pytest.mark.slow
 def test_a_training_upon_sums_costs_its_items_its_sums_and_its_steps(upon, tmp_path, capsys):
     ledger, config = upon / "release" / "ledger.jsonl", json.loads((upon / "private" / "config.json").read_text())
     assert labels_of(read(ledger)) == [*UPON_LABELS, "training"]
@@ -180,6 +186,7 @@ def test_a_training_upon_sums_costs_its_items_its_sums_and_its_steps(upon, tmp_p
     assert len(found) == 4 and not {one, other} & {item for item, _ in found}
 
 
+@pytest.mark.slow
 def test_a_kill_in_a_training_costs_no_more_than_the_steps_that_were_planned(tmp_path, monkeypatch):
     """Steps are paid for no further ahead than checkpoints lie apart."""
     pa.parquet.write_table(table(users=400, rows=6_000), tmp_path / "log.parquet")
@@ -196,6 +203,7 @@ def test_a_kill_in_a_training_costs_no_more_than_the_steps_that_were_planned(tmp
     assert ledger.epsilon(1e-6) <= 8.0 and ledger.steps == lost + 6 and made == 6
 
 
+@pytest.mark.slow
 def test_a_training_upon_sums_goes_on_upon_the_sums_of_both_days(upon, tmp_path, monkeypatch):
     run, began, counts, new_model = shutil.copytree(upon, tmp_path / "run"), [], [], training.Training.first_model
     pa.parquet.write_table(table(users=850, rows=12_000, seed=5), tmp_path / "next.parquet")
@@ -239,6 +247,7 @@ def test_a_training_upon_sums_goes_on_upon_the_sums_of_both_days(upon, tmp_path,
     assert train("--continue", run, "--data", tmp_path / "next.parquet", "--quiet") == 2
 
 
+@pytest.mark.slow
 def test_a_two_tower_goes_on_from_what_it_released_within_one_budget(towers, tmp_path, monkeypatch):
     run, began, new_model = tmp_path / "run", [], training.Training.first_model
     shutil.copytree(towers, run)
@@ -267,6 +276,7 @@ def test_a_two_tower_goes_on_from_what_it_released_within_one_budget(towers, tmp
     assert train("--continue", run, "--data", tmp_path / "next.parquet", "--quiet") == 2
 
 
+@pytest.mark.slow
 def test_the_models_own_history_is_all_that_its_days_have_spent(tmp_path):
     """A model.keras that is handed on, and trained further elsewhere, is told of no smaller epsilon than it has."""
     rng, run = np.random.default_rng(0), tmp_path / "run"

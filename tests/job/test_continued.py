@@ -67,6 +67,7 @@ def ids_of(*asked):
 # What comes of it, and what it costs.
 
 
+@pytest.mark.slow
 def test_three_days_are_one_ledger_one_recommender_and_no_more_than_one_budget(days, root, tmp_path, capsys):
     ledger, first = root / "run" / "release" / "ledger.jsonl", known(root / "run")
     spent = [read(ledger).epsilon(DELTA)]
@@ -231,6 +232,7 @@ def test_a_day_needs_data_with_the_same_columns_and_kinds(days, root, capsys):
     assert ledgers[0].read_bytes() == ledgers[1].read_bytes()
 
 
+@pytest.mark.slow
 def test_a_run_for_one_day_has_spent_it(run, log, tmp_path, capsys):
     shutil.copytree(run, tmp_path / "run")
     assert train("--continue", tmp_path / "run", "--data", log, "--quiet") == 2
@@ -289,6 +291,7 @@ def test_ctrl_c_in_a_further_day_and_gone_on_with_costs_once(days, root, monkeyp
     assert WarmStart.load(root / "run").release.fits == 3
 
 
+@pytest.mark.slow
 def test_a_day_that_was_lost_after_it_had_paid_stays_paid_and_is_one_day_less(days, root, monkeypatch, capsys):
     with pytest.raises(MemoryError):
         cut_off(days, root, monkeypatch, (SpectralRecommender, "release_sums"), MemoryError)

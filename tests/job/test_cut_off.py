@@ -237,6 +237,7 @@ def test_a_stop_that_python_drops_is_heard_before_a_payment(tmp_path):
         assert len(ledger.paid) == 1
 
 
+@pytest.mark.fast_cases("lazydpsgd")
 @pytest.mark.parametrize("mechanism", ["upon-sums", "lazydpsgd"])
 def test_a_training_that_refuses_its_first_step_has_paid_for_nothing(small, tmp_path, monkeypatch, capsys, mechanism):
     steps = ["--mechanism", mechanism, "--steps", "2", "--batch-size", "40", "--width", "4", "--hidden", "0"]
@@ -449,6 +450,7 @@ def test_releases_of_another_run_are_not_taken_for_paid(small, tmp_path, capsys,
 # What may be handed on.
 
 
+@pytest.mark.slow
 def test_the_released_part_names_no_file_of_the_log_and_the_private_part_is_its_owners(tmp_path, log, run, capsys):
     names = [*of_this_machine(run.parent, log), "0.parquet", "1.parquet", "titles.csv", "person-"]
     released = [path for path in (run / "release").rglob("*") if path.is_file()]

@@ -81,6 +81,7 @@ def test_items_that_no_user_has_are_recommended_by_their_features(featured, caps
     assert len(like) == 3 and np.median(like) > np.median(unlike)
 
 
+@pytest.mark.slow
 def test_a_further_day_takes_them_again_or_others_at_the_same_cost(featured, tmp_path):
     others = written(tmp_path / "others.csv", "sku,kind\n" + "".join(f"sku-{i},{i % 5}\n" for i in range(60)))
     again = ["--data", featured / "log.csv", "--features", others, "--quiet"]

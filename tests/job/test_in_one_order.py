@@ -45,6 +45,7 @@ def cut_and_gone_on_with(root, dead):
     assert read(ledger).epsilon(DELTA) == pytest.approx(before) == pytest.approx(result["epsilon"], rel=1e-6)
 
 
+@pytest.mark.slow
 def test_it_costs_what_the_run_may(run):
     results = results_of(run)
     config = json.loads((run / "private" / "config.json").read_text())
@@ -55,12 +56,14 @@ def test_it_costs_what_the_run_may(run):
     assert result["epsilon"] == pytest.approx(spent, rel=1e-6) and 1.9 < spent <= 2 and result["steps"] == 12
 
 
+@pytest.mark.slow
 def test_the_report_says_what_the_order_promises_and_releases_the_planned_one(run):
     said = (run / "private" / "report.md").read_text()
     assert "no amplification claimed" in " ".join(said.split())
     assert "**LazyDPFTRL** is in `release/servable/`" in said and "**Recommender**: **LazyDPFTRL**" in said
 
 
+@pytest.mark.slow
 def test_planned_noise_leaves_less_in_the_released_sum_at_equal_epsilon():
     """600 steps of 27 batches an epoch: what is left of it in the weights' noise, planned and independent."""
     settings = JobSettings(mechanism=("lazydpftrl",), sampling=SHUFFLED, batch_size=30, steps=594, epsilon=8.0)
@@ -97,6 +100,7 @@ def test_a_plan_that_was_interrupted_goes_on_and_is_paid_for_once(tmp_path):
     cut_and_gone_on_with(tmp_path, False)
 
 
+@pytest.mark.slow
 def test_a_plan_that_was_killed_goes_on_and_is_paid_for_once(run):
     """The fixture compares its total with that of the moment of the kill."""
     assert [paid.label for paid in read(run / "release" / "ledger.jsonl").paid].count("popularity counts") == 1

@@ -90,6 +90,7 @@ def test_in_a_browser_the_report_has_the_browsers_width(run, tmp_path, width):
     fits((run / "private" / "report.html").read_text(), width, tmp_path)
 
 
+@pytest.mark.slow
 def test_what_a_log_calls_things_stays_words_on_the_page(tmp_path, capsys):
     """Files, columns, ids and titles that are markup; and the command's last line says where the page is."""
     bad = "<script>alert(1)</script>"
@@ -107,6 +108,7 @@ def test_what_a_log_calls_things_stays_words_on_the_page(tmp_path, capsys):
     assert r"\<script\>" in told and not re.search(r"(?<!\\)<", told)
 
 
+@pytest.mark.slow
 def test_it_answers_with_the_users_own_ids_and_titles(run, capsys):
     found = answer(capsys, run, "--history", "sku-31", "sku-30", "nowhere", "--top-k", "4")
     assert found["unknown"] == ["nowhere"]
@@ -134,6 +136,7 @@ def left_behind(folder):
     return folder
 
 
+@pytest.mark.slow
 def test_a_log_as_logs_are(tmp_path, capsys):
     """Whole numbers, 0 among them, in CSV; rows without user or item; repeated rows; one user with half of all rows;
     a public list; no times; nothing kept.
@@ -194,6 +197,7 @@ MOMENTS = [
 ]  # fmt: skip
 
 
+@pytest.mark.fast_cases("release_sums")
 @pytest.mark.parametrize("where", MOMENTS, ids=lambda where: where[1])
 def test_ctrl_c_anywhere_and_gone_on_with_costs_once(log, tmp_path, monkeypatch, capsys, where):
     assert interrupted(log, tmp_path, monkeypatch, where) == 130
@@ -240,6 +244,7 @@ def _raised(error):
     raise error
 
 
+@pytest.mark.slow
 def test_a_finished_run_that_is_gone_on_with_pays_nothing_and_answers_the_same(run, tmp_path, capsys):
     shutil.copytree(run.parent / "kept", tmp_path / "kept")
     written = json.loads((tmp_path / "kept" / "run.json").read_text())
@@ -332,6 +337,7 @@ def test_items_that_no_one_may_be_told_of_are_not_told(tmp_path, capsys):
     assert "No item has so many users" in said and "--items" in said and "own-" not in said
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_is_said_before_anything_is_paid(tmp_path, monkeypatch, capsys):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
@@ -372,6 +378,7 @@ def test_a_budget_below_what_can_be_priced_is_refused_by_its_own_number():
         assert 1e4 < getattr(Budget(1e-4, 1e-6, public=True), share) < 1e6
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("public", [True, False])
 @pytest.mark.parametrize("days", [3, pytest.param(30, marks=pytest.mark.slow)])
 def test_all_days_come_to_the_budget_and_one_more_would_pass_it(tmp_path, days, public):

@@ -324,6 +324,7 @@ def stream(tmp_path_factory):
     return root, seen
 
 
+@pytest.mark.slow
 def test_days_beyond_those_of_a_user_cost_nothing_more(stream, tmp_path):
     root, seen = stream
     ledger = root / "run" / "release" / "ledger.jsonl"
@@ -367,6 +368,7 @@ def test_what_is_released_knows_neither_seats_nor_their_number(stream):
     assert len(pa.parquet.read_table(root / "run" / "private" / "seats.parquet")) > 2000
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_list_once_all_is_written_and_leaves_none_where_nothing_is_paid(log, tmp_path, monkeypatch):
     save, items, options = WarmStart.save, pipeline.find_items, ["--days", 3, "--days-per-user", 2, "--quiet"]
 
@@ -413,6 +415,7 @@ def trained(request, tmp_path_factory):
     return request.param, root / "run", counted, asked
 
 
+@pytest.mark.slow
 def test_a_trainings_releases_are_of_users_with_seats_and_its_steps_of_all(trained, tmp_path):
     name, run, counted, asked = trained
     ledger, config = run / "release" / "ledger.jsonl", json.loads((run / "private" / "config.json").read_text())
@@ -437,6 +440,7 @@ def test_a_trainings_releases_are_of_users_with_seats_and_its_steps_of_all(train
     assert "in all but training steps, which add up as if each user were in all of them" in said
 
 
+@pytest.mark.slow
 def test_a_trained_model_of_users_with_seats_knows_the_same_cost(trained):
     name, run, _, _ = trained
     config = json.loads((run / "private" / "config.json").read_text())

@@ -41,6 +41,7 @@ def root(first_day, tmp_path):
     return shutil.copytree(first_day, tmp_path / "here")
 
 
+@pytest.mark.slow
 def test_a_further_day_finds_the_class_of_its_model_in_a_process_of_its_own(root):
     run = root / "run"
     arguments = ["train", "--continue", str(run), "--data", str(day(root / "1.parquet", 1)), "--quiet"]
@@ -49,6 +50,7 @@ def test_a_further_day_finds_the_class_of_its_model_in_a_process_of_its_own(root
     assert ran.returncode == 0, ran.stderr[-3000:]
 
 
+@pytest.mark.slow
 def test_another_runs_model_is_not_gone_on_with(root, capsys):
     run, path = root / "run", root / "run" / "release" / "model.keras"
     ledger = (run / "release" / "ledger.jsonl").read_bytes()

@@ -28,6 +28,7 @@ def bounds(optimizer, runs, seed=0, plan=PLAN, **options):
     return [audit.epsilon for audit in itertools.islice(audit_runs(optimizer, plan, seed, **options), runs)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_correct_mechanisms_stand_in_20_runs(name):
     """Over 20 runs no more false claims than the confidence allows, and the bounds are not vacuous."""
@@ -36,6 +37,7 @@ def test_correct_mechanisms_stand_in_20_runs(name):
     assert np.median(found) > CLAIM / 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_no_noise_is_caught(name):
     assert min(bounds(mechanism(name, noise_multiplier=0.0), 2)) > 2 * CLAIM
@@ -51,17 +53,20 @@ class Half(NoiseSource):
         return [0.5 * found for found in self.inner.draw(requests, step)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_noise_at_half_scale_is_caught(name):
     assert np.median(bounds(mechanism(name, noise=Half()), 3)) > CLAIM
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_clipping_turned_off_is_caught(name, monkeypatch):
     monkeypatch.setattr(engine, "clip_weights", lambda norms, *_: tf.ones_like(norms))
     assert min(bounds(mechanism(name), 2)) > CLAIM
 
 
+@pytest.mark.slow
 def test_pending_noise_never_settled_is_caught(monkeypatch):
     """Rows that no example read have no noise then, and tell who was in the batch."""
     monkeypatch.setattr(tfdp_rec.LazyDPSGD, "settle", lambda self: None)
@@ -71,6 +76,7 @@ def test_pending_noise_never_settled_is_caught(monkeypatch):
     np.testing.assert_array_equal(model.distances() != 0, np.arange(1000) < 500)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_a_repeated_example_is_caught(name):
     """Every included canary stands in the batch three times, as three examples, each clipped by itself."""
@@ -90,6 +96,7 @@ def test_noise_for_touched_rows_alone_is_caught():
     np.testing.assert_array_equal(moved != 0, coins)
 
 
+@pytest.mark.slow
 def test_a_dataset_of_unknown_length_ends_without_a_step():
     """The end of such a dataset once counted as a step whose noise was never paid."""
     optimizer = tfdp_rec.LazyDPSGD(1.0, l2_norm_clip=1.0, noise_multiplier=4.0, expected_batch_size=50)

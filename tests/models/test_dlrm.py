@@ -69,6 +69,7 @@ def test_mlperfs_configuration_by_default():
     assert [tuple(t.embeddings.shape) for t in model.tables] == [(3, 128)] * 26
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", [pytest.param(1, marks=pytest.mark.slow), 4])
 def test_clipping_agrees_with_each_examples_own_backward_pass(pooling):
     model, inputs = small(pooling), batch(np.random.default_rng(2), 9, pooling)
@@ -90,6 +91,7 @@ def test_clipping_agrees_with_each_examples_own_backward_pass(pooling):
         np.testing.assert_allclose(tf.convert_to_tensor(gradient), total[path], atol=2e-6)
 
 
+@pytest.mark.slow
 def test_training_lowers_the_loss_and_noise_reaches_every_row():
     rng = np.random.default_rng(3)
     inputs = batch(rng, 512, 1)

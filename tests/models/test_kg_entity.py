@@ -89,6 +89,7 @@ def test_top_k_is_the_best_of_the_whole_catalogue():
     np.testing.assert_allclose(scores, -np.sort(-everything, axis=1)[:, :7], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_clipping_agrees_with_one_example_at_a_time():
     model, batch = make_model(), tensors(make_batch(range(3)))
     fast = tfdp_rec.clipping.clipped_sum(model, batch, l2_norm_clip=0.3, training=False)
@@ -109,6 +110,7 @@ def batches(size=64):
     return tf.data.Dataset.from_generator(lambda: iter(examples), output_signature=names).repeat()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["SGD", "LazyDPSGD"])
 def test_training_lowers_the_loss_and_keeps_only_tables_sparse(mechanism):
     model = make_model()

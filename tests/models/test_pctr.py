@@ -33,6 +33,7 @@ def test_widths_follow_the_formula_and_the_study_model_has_its_size():
     assert len(set(model.table_paths)) == 26
 
 
+@pytest.mark.slow
 def test_private_steps_clip_exactly():
     model, rng = PCTR(buckets=[30, 20, 10], hidden=[8, 8], num_numeric=5), np.random.default_rng(1)
     model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=0.5, noise_multiplier=1.0, expected_batch_size=6), loss=clicks())

@@ -82,6 +82,7 @@ def test_states_are_those_of_a_plain_forward_pass(tmp_path, act):
     assert np.abs(expected - other).max() > 2e-4, "the oracle tells activations apart"
 
 
+@pytest.mark.slow_cases("BF16-8")
 @pytest.mark.parametrize("kind, bits", [("F64", 24), ("F16", 11), ("BF16", 8)])
 def test_other_types_names_and_tensors_are_read(tmp_path, kind, bits):
     """As the oldest checkpoints are: "bert." before, norms of gamma and beta, a head for pre-training beside."""
@@ -99,6 +100,7 @@ def test_other_types_names_and_tensors_are_read(tmp_path, kind, bits):
     np.testing.assert_allclose(states(model, tokens, mask), oracle(plain, tokens, mask), atol=2.0 ** (6 - bits))
 
 
+@pytest.mark.slow
 def test_what_is_frozen_stays_frozen_when_it_is_saved(folder, tmp_path):
     model = news.pretrained_bert(folder, LENGTH)
     assert not model.trainable_variables and len(model.variables) == 4 + 16 * LAYERS

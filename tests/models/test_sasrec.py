@@ -125,6 +125,7 @@ def test_the_loss_is_the_mean_of_the_places(drawn):
     np.testing.assert_allclose(found, expected, rtol=1e-4)
 
 
+@pytest.mark.fast_cases("0-True")
 @pytest.mark.parametrize("with_sums", [False, True])
 @pytest.mark.parametrize("blocks", [0, 1])
 def test_a_user_is_clipped_as_one(blocks, with_sums, sums):
@@ -157,6 +158,7 @@ def test_upon_sums_every_place_counts_what_came_before(sums):
     np.testing.assert_allclose(found, losses_by_hand(model, batch, begin), rtol=2e-3)
 
 
+@pytest.mark.slow
 def test_trained_upon_sums_and_saved(sums, tmp_path):
     """The numbers of the sums are in the file, are not trained, and get no noise."""
     model = SASRec.upon(sums, width=8, history_length=PLACES, num_heads=2)
@@ -172,6 +174,7 @@ def test_trained_upon_sums_and_saved(sums, tmp_path):
     np.testing.assert_allclose(loaded(context), model(context), rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_sums", [False, True])
 def test_items_join_and_the_others_score_as_before(with_sums, sums):
     arguments = {"width": 8, "history_length": PLACES, "num_heads": 2}
@@ -213,6 +216,7 @@ def test_a_training_upon_later_sums_tells_of_both(sums):
     np.testing.assert_allclose(second.sums.between.numpy()[1:, 1:], later.weights)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("with_sums", [False, True])
 def test_it_is_exported_by_raw_ids(with_sums, sums, tmp_path):
     """Histories longer than the model, with gaps and unknown ids; answers are those of the model itself."""
@@ -241,6 +245,7 @@ def test_it_is_exported_by_raw_ids(with_sums, sums, tmp_path):
         model.export(str(tmp_path / "other"), signature=1)
 
 
+@pytest.mark.slow
 def test_it_learns_transitions_that_sums_without_direction_cannot_tell():
     """Each item is followed by the next one of a circle: private at a user's level, by its own examples."""
     users = 4000
@@ -309,6 +314,7 @@ def test_the_model_tells_what_its_sums_have_cost(sums, tmp_path):
     assert accounted(model).spent_besides == sums.uses
 
 
+@pytest.mark.slow
 def test_a_plan_that_was_not_told_of_the_sums_keeps_its_epsilon():
     users = 400
     ids = np.arange(1, ITEMS + 1)

@@ -51,6 +51,7 @@ def asked(rows, width, scale=0.3, fill=0.1):
     return Request(0, tf.range(rows, dtype=tf.int64), width, tf.constant(scale), (x,), grid_of(tf.constant(scale)))
 
 
+@pytest.mark.slow_cases("False-entropy, not compiled", "True-entropy")
 @pytest.mark.parametrize("name", SOURCES)
 @pytest.mark.parametrize("by_row", [False, True])
 def test_the_last_bits_are_those_of_the_noise(name, by_row):
@@ -108,6 +109,17 @@ KINDS = {
 }
 
 
+@pytest.mark.fast_cases(
+    "DPSGD-True",
+    "LazyDPSGD-False",
+    "LazyDPSGD, momentum-True",
+    "LazyDPSGD, decay-False",
+    "LazyDPSGD, replayed-False",
+    "LazyDPFTRL-True",
+    "DPFTRL-False",
+    "FEST-False",
+    "EANA-False",
+)
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_released_weights_stand_on_a_grid_that_no_data_decide(kind, secure):
@@ -155,6 +167,7 @@ def table_and(make, rate=0.5, start=0.0, width=500, **options):
     return table, optimizer
 
 
+@pytest.mark.fast_cases("False-LazyDPSGD", "True-LazyDPFTRL")
 @pytest.mark.parametrize("make", [tfdp_rec.LazyDPSGD, tfdp_rec.LazyDPFTRL])
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_one_owed_step_of_momentum_is_a_step(make, nesterov):
@@ -228,6 +241,7 @@ FAST = {
 }
 
 
+@pytest.mark.fast_cases("momentum", "replayed, nesterov", "correlated")
 @pytest.mark.parametrize("kind", FAST)
 def test_velocities_of_a_saved_file_stand_on_the_grid_of_the_weights(kind):
     """7% of them did: a lazy velocity was a float32 number next to its gradient, with that one's last bits."""
@@ -248,6 +262,7 @@ def test_velocities_of_a_saved_file_stand_on_the_grid_of_the_weights(kind):
     assert stats.chisquare(np.bincount((velocity[:3] / grid).astype(int).ravel() % 8, minlength=8)).pvalue > 1e-7
 
 
+@pytest.mark.fast_cases("nesterov", "replayed, nesterov", "correlated")
 @pytest.mark.parametrize("kind", FAST)
 def test_a_velocity_that_is_rounded_takes_its_weight_along(kind):
     """Two roundings of one Gaussian to grids that lie apart would place it between them."""
@@ -280,6 +295,7 @@ def test_a_loaded_velocity_goes_on_along_a_grid():
         assert (values == np.round(values)).all()
 
 
+@pytest.mark.slow
 def test_of_models_that_share_a_table_the_coarsest_grid_comes_last():
     """The finest came last if its model was compiled last, and rows of its last batch stood on the coarse grid."""
     table = keras.layers.Embedding(64, 128, embeddings_initializer="zeros", name="items")
@@ -328,6 +344,7 @@ def test_noise_that_weights_would_swallow_is_refused(make):
     step(without, still, [0])  # nothing hides there, and nothing is claimed
 
 
+@pytest.mark.fast_cases("0.0-LazyDPSGD", "0.1-LazyDPFTRL")
 @pytest.mark.parametrize("make", LAZY)
 @pytest.mark.parametrize("decay", [0.0, 0.1])
 def test_steps_that_are_faint_beside_earlier_ones_are_left_out(make, decay):

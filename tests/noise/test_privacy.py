@@ -97,6 +97,7 @@ def operating_system_keys(monkeypatch):
     return given
 
 
+@pytest.mark.fast_cases("SecureNoise")
 @pytest.mark.parametrize("kind", PRIVATE)
 def test_no_saved_file_holds_a_key(kind, tmp_path, operating_system_keys):
     noise = kind()
@@ -152,6 +153,7 @@ def test_seeds_do_not_repeat_the_noise(kind):
     assert shared(first, second) < 5
 
 
+@pytest.mark.fast_cases("EntropyNoise")
 @pytest.mark.parametrize("kind", PRIVATE)
 def test_two_fits_after_one_seed_differ(kind):
     weights = []

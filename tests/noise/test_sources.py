@@ -109,6 +109,7 @@ def test_law_without_the_compiler():
     assert not law_defects(x) + dependence_defects(x) + pair_defects(x[:, 0::2].ravel(), x[:, 1::2].ravel())
 
 
+@pytest.mark.slow_cases("entropy-1.03", "keyed-0.97")
 @pytest.mark.parametrize("scale", [0.97, 1.03])
 def test_a_wrong_scale_is_noticed(sample, scale):
     assert len(law_defects(scale * sample)) >= 4
@@ -213,6 +214,7 @@ def scaled(source, scales, widths):
     return [np.asarray(found) for found in ask()]
 
 
+@pytest.mark.fast_cases("entropy", "secure")
 @pytest.mark.parametrize("name", SOURCES)
 def test_scaled_noise_has_each_row_and_draw_at_its_own_scale(name):
     """Variables of different and of odd widths, one without rows, in one call."""

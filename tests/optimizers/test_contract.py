@@ -270,6 +270,7 @@ def test_it_must_be_told_its_tables_and_serves_one_model(kind):
 # Training and saving.
 
 
+@pytest.mark.fast_cases("LazyDPSGD-None")
 @EVERY_WAY
 def test_eager_and_graph_train_alike(kind, rule, trained):
     eager = model_of(kind, table_rule=rule, compile_options={"run_eagerly": True}, noise=KeyedNoise(SEED))
@@ -279,6 +280,7 @@ def test_eager_and_graph_train_alike(kind, rule, trained):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.fast_cases("LazyDPSGD-None")
 @EVERY_WAY
 def test_save_and_load(kind, rule, trained, loaded):
     model, (again, _, state, config, tables) = trained(kind, rule), loaded(kind, rule)
@@ -288,6 +290,7 @@ def test_save_and_load(kind, rule, trained, loaded):
     assert int(again.optimizer.iterations) == STEPS + 1
 
 
+@pytest.mark.fast_cases("LazyDPFTRL-None")
 @EVERY_WAY
 def test_a_clone_loads_weights_and_trains_by_itself(kind, rule, trained, tmp_path):
     model, path = trained(kind, rule), tmp_path / "model.weights.h5"
@@ -322,6 +325,7 @@ def test_an_optimizer_does_not_train_two_models(trained):
         other.train_on_batch(*next(iter(batches())))
 
 
+@pytest.mark.fast_cases("LazyDPSGD-None")
 @EVERY_WAY
 def test_files_hold_no_noise_key(kind, rule, trained, loaded, tmp_path):
     for name, one in (("keyed", trained(kind, rule)), ("entropy", loaded(kind, rule)[0])):
@@ -335,6 +339,7 @@ def test_files_hold_no_noise_key(kind, rule, trained, loaded, tmp_path):
         assert not any(secret in content for secret in secrets)
 
 
+@pytest.mark.fast_cases("LazyDPSGD")
 @EVERY
 def test_seeding_keras_does_not_repeat_the_noise(kind, loaded):
     first, second = loaded(kind, None)[::2], loaded(kind, None, 2)[::2]
@@ -344,6 +349,12 @@ def test_seeding_keras_does_not_repeat_the_noise(kind, loaded):
         assert np.any(one != other)
 
 
+@pytest.mark.fast_cases(
+    "LazyDPSGD-None",
+    "AdaFEST-None",
+    "LazyDPFTRL-None",
+    "EANA-Adagrad(rowwise=True, initial=0.0, epsilon=1e-10)",
+)
 @EVERY_WAY
 def test_no_tensor_of_a_step_has_the_tables_shape(kind, rule, trained):
     graph = trained(kind, rule).optimizer.noise.graph

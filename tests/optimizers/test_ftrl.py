@@ -91,6 +91,7 @@ def test_every_unit_is_in_every_epoch_at_its_place():
     assert [int(d.draw.place) for d in order.batches(fetch, position=8).take(2)] == [8, 9]
 
 
+@pytest.mark.slow
 def test_one_training_in_two_fits_costs_its_plan_once():
     order, model = FixedOrder(UNITS, BATCH, unit="user"), model_of(eagerly=False)
     accountant = Accountant(model.optimizer.dp_event(), order, delta=1e-2, accountant="rdp")
@@ -185,6 +186,7 @@ class Fails(KeyedNoise):
             return [tf.identity(drawn) for drawn in super().draw(requests, step)]
 
 
+@pytest.mark.fast_cases("True-DPFTRL")
 @BOTH
 @pytest.mark.parametrize("eagerly", [True, False])
 def test_after_a_step_that_was_cut_short_nothing_is_trained_or_released(kind, eagerly):
@@ -203,6 +205,7 @@ def test_after_a_step_that_was_cut_short_nothing_is_trained_or_released(kind, ea
             model.get_weights()
 
 
+@pytest.mark.slow
 def test_a_payment_that_was_cut_short_is_not_forgotten():
     noise = Fails()
     model = model_of(noise=noise)
@@ -218,6 +221,7 @@ def test_a_payment_that_was_cut_short_is_not_forgotten():
         model.train_on_batch(*fetch(np.arange(3)))
 
 
+@pytest.mark.slow
 def test_what_is_refused_before_it_writes_leaves_all_as_it_was():
     """As in a graph, where one training in two fits goes on after its refusals."""
     model = model_of()
@@ -239,6 +243,7 @@ def secrets_of(optimizer):
     return [np.ascontiguousarray(row, "<f4").tobytes() for row in rows]
 
 
+@pytest.mark.slow
 @BOTH
 def test_no_file_but_a_training_checkpoint_has_them(kind, tmp_path):
     model = model_of(kind)
@@ -260,6 +265,7 @@ def test_no_file_but_a_training_checkpoint_has_them(kind, tmp_path):
     assert all(any(secret in content for content in private) for secret in secrets)
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_loaded_model_begins_a_plan_anew_which_is_composed(kind, tmp_path):
     order, model = FixedOrder(UNITS, BATCH), model_of(kind)
@@ -278,6 +284,7 @@ def test_a_loaded_model_begins_a_plan_anew_which_is_composed(kind, tmp_path):
     assert accountant.epsilon() == pytest.approx(epsilon_of(both, 1e-2, "rdp"))
 
 
+@pytest.mark.slow
 @BOTH
 def test_a_resumption_that_is_cut_short_among_the_buffers_makes_no_step(kind, tmp_path, monkeypatch):
     """Buffers of two trainings take back what was never added."""
@@ -325,6 +332,7 @@ def test_weights_that_can_be_settled_no_more_do_not_leave_where_a_resumption_is_
     assert model.optimizer.position == 4
 
 
+@pytest.mark.slow
 @BOTH
 def test_interrupted_and_resumed_is_uninterrupted(kind, tmp_path):
     def setup(name, **options):
@@ -369,6 +377,7 @@ def test_it_needs_the_plan_of_its_noise(kind, wrong):
         model_of(kind, correlation=wrong)
 
 
+@pytest.mark.slow
 @BOTH
 def test_one_plan_says_it_all(kind):
     settings = {"sampling": FixedOrder(UNITS, BATCH), "delta": 1e-2, "steps": 15, "accountant": "rdp"}
@@ -415,6 +424,7 @@ def test_parameter_servers_are_refused(kind):
         model_of(kind, history=object())
 
 
+@pytest.mark.fast_cases("True")
 @pytest.mark.parametrize("eagerly", [True, False])
 def test_a_step_that_was_cut_short_replaces_no_checkpoint(eagerly, tmp_path):
     noise, order = Fails(), FixedOrder(UNITS, 5)

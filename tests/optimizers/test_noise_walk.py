@@ -129,6 +129,7 @@ def said(model, **options):
     return [each for each in words if "noise alone" in each or "not a number" in each]
 
 
+@pytest.mark.slow
 def test_noise_that_will_drown_a_table_is_foreseen_once_with_the_rate_that_would_do():
     model = model_of(1.0)  # sd 1/4 a step, 16 steps, width 16: a length of 4
     (words,) = foreseen(model)
@@ -139,6 +140,7 @@ def test_noise_that_will_drown_a_table_is_foreseen_once_with_the_rate_that_would
     assert foreseen(model_of(1.0), epochs=4) == []
 
 
+@pytest.mark.slow
 def test_a_rate_that_teaches_tables_nothing_is_foreseen_with_one_that_would():
     long = {"epochs": 50}  # 100 steps
     (words,) = foreseen(model_of(3e-4), **long)  # sd 1/4 a step at a rate of 1: a length of 0.003
@@ -156,6 +158,7 @@ def test_where_the_walk_is_another_nothing_is_foreseen(options):
     assert foreseen(model_of(1.0, **options)) == []
 
 
+@pytest.mark.slow
 def test_training_without_numbers_says_what_to_change_and_makes_as_many_steps_as_any():
     model = model_of(0.1)
     model.layers[-1].kernel.assign(np.full([16, 1], 1e30))
@@ -166,6 +169,7 @@ def test_training_without_numbers_says_what_to_change_and_makes_as_many_steps_as
     assert np.isnan(model.train_on_batch(IDS, Y))
 
 
+@pytest.mark.slow
 def test_one_example_without_a_number_among_others_is_nothing_to_tell():
     model, y = model_of(0.1), Y.copy()
     y[::4] = np.nan
@@ -174,6 +178,7 @@ def test_one_example_without_a_number_among_others_is_nothing_to_tell():
     assert int(model.optimizer.iterations) == 18 and np.isfinite(model.train_on_batch(IDS, y))
 
 
+@pytest.mark.slow
 def test_an_empty_batch_has_a_number():
     model = model_of(0.1)
     loss = model.train_on_batch(np.zeros([0], "int32"), np.zeros([0, 1], "float32"))
@@ -196,6 +201,7 @@ def test_the_main_job_takes_less_rate_from_smaller_batches_and_more_noise():
     assert learning_rate_for(JobSettings(steps=2400, epsilon=1.0), "lazydpsgd", 4.0) < 25 / 4
 
 
+@pytest.mark.slow
 def test_make_private_begins_with_a_rate_of_its_own():
     ids = np.arange(1000) % 50
     model = keras.Sequential([keras.layers.Embedding(50, 4), keras.layers.Dense(1)])

@@ -109,6 +109,7 @@ ISSUE = {(27, 22): (0.243, 0.243, 0.242), (27, 1): (0.425, 0.420, 0.420), (100, 
          (600, 1): (0.149, 0.131, 0.130)}  # fmt: skip
 
 
+@pytest.mark.fast_cases("27-1")
 @pytest.mark.parametrize("separation, epochs", ISSUE)
 def test_optimised_noise_is_as_little_as_was_promised(separation, epochs):
     found = [optimised_correlation(separation * epochs, separation, d) for d in (1, 2, 3)]

@@ -65,6 +65,7 @@ def by_hand(users, size, separation, most):
 # Who is seated.
 
 
+@pytest.mark.slow
 @given(
     users=st.lists(st.integers(0, 6), min_size=1, max_size=60),
     size=st.integers(1, 7),
@@ -230,6 +231,7 @@ def labelled(batch):
     return batch["row"], batch["x"][:, :1]
 
 
+@pytest.mark.slow
 def test_a_training_on_a_stream_costs_its_plan_once():
     of, model = stream(), model_of()
     expected = epsilon_of(PLAN.dp_event(2.0), 1e-3, "rdp")
@@ -251,6 +253,7 @@ def test_a_training_on_a_stream_costs_its_plan_once():
     assert "each user in at most 4 steps, at least 5 apart" in said and "zero-out" in said
 
 
+@pytest.mark.slow
 def test_a_plan_does_not_go_on_with_a_stream_that_knows_no_seats_of_it():
     """Another object of equal settings would seat each user as often again, in steps that are as near as may be."""
     model = model_of()
@@ -269,6 +272,7 @@ def test_a_plan_does_not_go_on_with_a_stream_that_knows_no_seats_of_it():
     assert model.optimizer.position == 6
 
 
+@pytest.mark.slow
 def test_a_plan_that_is_resumed_where_it_was_made_goes_on_with_its_stream(tmp_path):
     first, model = stream(), model_of(tfdp_rec.DPFTRL)
     ledger = Ledger(tmp_path / "ledger.jsonl", first.unit, Snapshot(first.num_units, first.unit), first.adjacency)
@@ -307,6 +311,7 @@ class Ends(keras.callbacks.Callback):
         self.model.stop_training = True
 
 
+@pytest.mark.slow
 def test_a_stream_trains_with_independent_noise_to_its_end():
     of, model = stream(), model_of(tfdp_rec.DPSGD)
     accountant = Accountant(model.optimizer.dp_event(), of, delta=1e-3, accountant="rdp")

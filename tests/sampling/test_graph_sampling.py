@@ -47,6 +47,7 @@ def test_batches_are_poisson_samples():
     assert min(p_values(drawn, MEAN / UNITS)) > RARE
 
 
+@pytest.mark.fast_cases("0.93")
 @pytest.mark.parametrize("off", [0.93, 1.07])
 def test_the_check_rejects_another_probability(off):
     assert min(p_values(draw(off * MEAN / UNITS), MEAN / UNITS)) < RARE

@@ -87,6 +87,7 @@ def test_an_empty_seat_holds_nothing_of_the_event_and_is_in_its_place():
     assert drawn.batch["id"].numpy().tolist() == [[1, 2], [3, 4], [0, 0], [7, 8]]
 
 
+@pytest.mark.slow
 def test_a_batch_in_which_nobody_finds_a_seat_trains():
     row = keras.Input([], dtype="int64")
     model = tfdp_rec.PrivateModel(row, keras.layers.Dense(1)(keras.layers.Embedding(9, 3)(row)))
@@ -221,6 +222,7 @@ MODELS = {
 }
 
 
+@pytest.mark.slow_cases("SASRec")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_user_without_items_contributes_nothing(name):
     """The two models of the package by their loss, too: whoever forgets present= has the same sum."""

@@ -135,6 +135,7 @@ CHOOSING = {
 }
 
 
+@pytest.mark.slow_cases("a first draw, if it pleases", "under a prefetch")
 @pytest.mark.parametrize("change", CHOOSING)
 def test_draws_chosen_by_their_rows_are_refused_before_the_first_step(training, change):
     """Each iteration of these has no gap, and all had the unit that was asked for: ε was 1.98, and 27.8 in truth."""
@@ -397,6 +398,7 @@ def test_a_model_without_privacy_trains_on_drawn_batches_as_well():
     assert np.isfinite(training.model.evaluate(training.sampling.batches(fetch), steps=2, verbose=0))
 
 
+@pytest.mark.fast_cases("options0-EANA")
 @pytest.mark.parametrize("mechanism", ["LazyDPSGD", "EANA"])
 @pytest.mark.parametrize("options", [{"steps_per_execution": 3}, {"run_eagerly": True}])
 def test_draws_pass_through_keras_and_look_ahead(mechanism, options):

@@ -53,6 +53,7 @@ def predict(server, **question):
     return call(server, "POST", PREDICT, question)
 
 
+@pytest.mark.slow
 def test_status_and_metadata_are_those_of_tensorflow_serving(server):
     for path in ("/v1/models/shop", "/v1/models/shop/versions/1"):
         status, found = call(server, "GET", path)

@@ -173,6 +173,7 @@ def test_the_number_of_answers_is_a_whole_one(recommender, items, tmp_path, k):
         recommender.recommend([[1]], k)
 
 
+@pytest.mark.slow
 def test_an_export_warns_of_steps_that_no_epsilon_covers(tmp_path):
     model = tfdp_rec.models.TwoTower(range(1, 9), width=4, history_length=3)
     optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4)
@@ -214,6 +215,7 @@ def test_whole_numbers_may_be_any_and_padding_is_none_of_them(recommender, tmp_p
     assert answer["ids"].numpy().tolist() == [[ids[i - 1] for i in best[0]]]
 
 
+@pytest.mark.slow
 def test_what_a_line_cannot_hold_is_refused_and_the_rest_is_held(recommender, tmp_path):
     odd = ["tab\tand space ", "", "Ünï\u2028cödé", "{}", '"', "\x0b"]
     taken = [f"item {i}" for i in range(MANY - len(odd) + 1)]

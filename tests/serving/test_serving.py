@@ -56,6 +56,7 @@ def expected(model, history, k=4):
     return np.array(VOCABULARY)[best], scores[best]
 
 
+@pytest.mark.slow_cases("history0")
 @pytest.mark.parametrize("history", [HISTORY, [2571], [318, 296, 593, 356, 50][:3], [50, 480, 2571, 318]])
 def test_answers_are_the_models(model, served, history):
     ids, scores = ask(served, [history])

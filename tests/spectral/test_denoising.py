@@ -25,6 +25,7 @@ def error(estimate, truth):
     return np.linalg.norm(estimate - truth)
 
 
+@pytest.mark.slow
 def test_closer_than_the_release_and_than_the_best_cut_of_its_spectrum(truth):
     noisy = (truth + symmetric_noise(np.random.default_rng(1))).astype(np.float32)
     values, vectors = np.linalg.eigh(noisy)

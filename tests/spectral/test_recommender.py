@@ -394,6 +394,7 @@ print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
 
 
+@pytest.mark.slow
 def test_memory_does_not_hang_on_the_number_of_events(tmp_path):
     taken = []
     for users in (20_000, 200_000):

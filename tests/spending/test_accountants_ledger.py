@@ -86,6 +86,7 @@ def test_a_killed_fit_has_spent_its_block_and_goes_on(tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_deleted_or_older_ledger_makes_the_accountant_silent(tmp_path):
     path, weights = tmp_path / "ledger.jsonl", tmp_path / "w.weights.h5"
     run = Run(path)
@@ -160,6 +161,7 @@ def test_two_threads_do_not_both_make_the_last_step_of_a_budget():
     assert meter.made + len(refused) == 2 and meter.made <= 1 and meter.left == 0
 
 
+@pytest.mark.slow
 def test_the_past_keeps_its_price_when_the_data_grow(tmp_path):
     """Item 4 of the review, on one machine: 200 steps at q = 0.1, the data grown a hundredfold, resumed."""
     path = tmp_path / "ledger.jsonl"
@@ -194,6 +196,7 @@ def test_other_noise_and_other_uses_of_the_data_are_in_it(tmp_path):
     assert louder.accountant.epsilon(9) > louder.accountant.epsilon()
 
 
+@pytest.mark.slow
 def test_a_budget_of_exactly_so_many_steps_is_kept(tmp_path):
     path = tmp_path / "ledger.jsonl"
     run = Run(path)

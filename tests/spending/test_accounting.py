@@ -251,6 +251,7 @@ def test_calibrated_noise_fits_the_budget_and_hardly_more(by, target, steps):
     assert accountant(GaussianDpEvent(noise * 0.998), by=by).epsilon(steps) > target
 
 
+@pytest.mark.slow
 def test_calibration_computes_few_prices_and_one_on_the_fine_grid(monkeypatch):
     """Each takes from a tenth of a second to some seconds."""
     grids, by_pld = [], composition._by_pld
@@ -260,6 +261,7 @@ def test_calibration_computes_few_prices_and_one_on_the_fine_grid(monkeypatch):
     assert 7.995 < accountant(GaussianDpEvent(noise), PoissonSampling(20_000, 500), "pld").epsilon(200) <= 8.0
 
 
+@pytest.mark.fast_cases("7.99")
 @pytest.mark.parametrize("used", [7.7, 7.99])
 def test_a_rest_that_a_quick_price_overlooks_is_used(used):
     """RDP alone prices what is spent above the budget, PLD does not: the second of two days, say."""
@@ -295,6 +297,7 @@ def test_a_hopeless_mechanism_is_still_accounted_for_and_never_too_low():
     assert 1000 < epsilon_of(loud, DELTA, "pld") <= epsilon_of(loud, DELTA, "rdp") < math.inf
 
 
+@pytest.mark.slow
 def test_pld_with_the_wider_grid_stays_an_upper_bound_near_the_fine_one(monkeypatch):
     event = USERS.compose(GaussianDpEvent(0.6), 200)
     fine = dp_accounting.pld.PLDAccountant(value_discretization_interval=1e-4).compose(event).get_epsilon(DELTA)

@@ -34,6 +34,7 @@ def steps_until_refused(model, most):
     return most
 
 
+@pytest.mark.fast_cases("model")
 @pytest.mark.parametrize("copied", ["deep optimizer", "optimizer", "deep model", "model"])
 def test_a_copy_makes_steps_of_the_same_plan(copied):
     """Of the copy it allowed as many as one liked, and did not count them."""

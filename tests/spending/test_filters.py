@@ -136,6 +136,7 @@ def worst(first, choices, epsilon=EPSILON):
     return float(np.sum(weights * np.max([told(each, epsilon - losses) for each in choices], axis=0)))
 
 
+@pytest.mark.fast_cases("families0-1.85e-06")
 @pytest.mark.parametrize(
     "families, at_least", [(("gaussian", "failing"), 1.85e-6), (("rare", "sampled", "gaussian"), 1.9e-6)]
 )
@@ -532,6 +533,7 @@ def test_two_threads_are_not_both_admitted_to_the_last_place(tmp_path, monkeypat
         assert len(ledger.paid) == len(refused) == 1
 
 
+@pytest.mark.slow
 def test_two_processes_are_not_both_admitted(tmp_path):
     path = tmp_path / "ledger.jsonl"
     program = (
@@ -675,6 +677,7 @@ def trained(plan, steps):
     return int(model.optimizer.iterations)
 
 
+@pytest.mark.slow
 def test_plans_under_a_filter_make_their_steps_and_no_more(tmp_path):
     """The second plan's noise and steps may depend on what the first released."""
     sampling, limit = PoissonSampling(500, 25, unit="user"), RenyiFilter(4.0, 1e-4)
@@ -696,6 +699,7 @@ def test_plans_under_a_filter_make_their_steps_and_no_more(tmp_path):
             tfdp_rec.PrivatePlan(epsilon=3.0, steps=20, **options)
 
 
+@pytest.mark.slow
 def test_the_checker_knows_a_filter(tmp_path):
     path = tmp_path / "ledger.jsonl"
     accountant = under(path, RenyiFilter(3.0, 1e-6))

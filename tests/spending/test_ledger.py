@@ -235,6 +235,7 @@ def test_another_unit_adjacency_or_data_is_refused(filled):
             opened(filled, **options)
 
 
+@pytest.mark.slow
 def test_grown_data_do_not_make_the_past_cheaper(tmp_path):
     """200 steps at q = 0.1, the data grown a hundredfold: the old steps keep their price."""
     path, loud = tmp_path / "ledger.jsonl", dp_accounting.PoissonSampledDpEvent(0.1, GaussianDpEvent(1.0))
@@ -381,6 +382,7 @@ def test_the_command_needs_no_tensorflow(filled):
     assert subprocess.run([sys.executable, "-c", program, filled], env=environment).returncode == 0
 
 
+@pytest.mark.slow
 def test_the_checker_agrees_on_a_training(tmp_path):
     path = tmp_path / "training.jsonl"
     sampling = PoissonSampling(10_000, 200, unit="user")
@@ -401,6 +403,7 @@ def test_the_checker_agrees_on_a_training(tmp_path):
         checked(path, 1e-5, tmp_path)
 
 
+@pytest.mark.slow
 def test_the_checker_agrees_on_a_phone(tmp_path):
     path = tmp_path / "phone.jsonl"
     with opened(path, "click", Snapshot(None, "clicks"), adjacency=REPLACE) as ledger:

@@ -134,6 +134,7 @@ def of_both_days():
     return epsilon_of(dp_accounting.ComposedDpEvent(events), 1e-4, "rdp")
 
 
+@pytest.mark.fast_cases("ledger")
 @pytest.mark.parametrize("way", ["same", "grown", "saved", "ledger"])
 def test_steps_keep_the_sampling_that_drew_them(tmp_path, way):
     """The second day's accountant priced the first day's steps by its own number of units: 5.1 became .12."""

@@ -106,6 +106,7 @@ def paid(process):
     return read(process.path).epsilon(DELTA, "rdp")
 
 
+@pytest.mark.slow
 def test_a_plan_is_paid_for_whole_before_its_first_step_and_once(tmp_path):
     process, seen = Process(tmp_path), []
     process._kill = lambda at: seen.append((read(process.path).steps, paid(process)))
@@ -127,6 +128,7 @@ def test_a_plan_none_of_whose_steps_was_made_costs_nothing(tmp_path):
     assert read(process.path).paid == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("killed_at", "kept"), [(6, 5), (7, 7)])
 def test_a_killed_plan_goes_on_from_its_last_checkpoint_and_pays_nothing_more(tmp_path, killed_at, kept):
     first = Process(tmp_path)
@@ -140,6 +142,7 @@ def test_a_killed_plan_goes_on_from_its_last_checkpoint_and_pays_nothing_more(tm
     assert checked(second.path, DELTA, tmp_path) == pytest.approx(read(second.path).epsilon(DELTA), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_an_older_checkpoint_is_refused(tmp_path):
     first = Process(tmp_path)
     first.fit(STEPS, killed_at=4)
@@ -187,6 +190,7 @@ def superseded(folder):
     return first
 
 
+@pytest.mark.fast_cases("False")
 @pytest.mark.parametrize("kept", [False, True])
 def test_a_part_that_another_has_gone_on_from_does_not_go_on_itself(tmp_path, kept):
     first = superseded(tmp_path)
@@ -205,6 +209,7 @@ def test_a_checkpoint_is_not_saved_again_after_another_part_has_gone_on_from_it(
     assert refused(tmp_path) == pytest.approx(epsilon(1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cut_off", [False, True])
 def test_what_was_trained_without_a_checkpoint_after_the_last_one_is_no_crash(tmp_path, cut_off):
     """It was released: a backup of the checkpoint before it makes other noise for the same steps."""
@@ -238,6 +243,7 @@ class Fails(keras.callbacks.Callback):
             raise ZeroDivisionError
 
 
+@pytest.mark.slow
 def test_a_checkpoint_keeps_the_part_that_is_under_way_whatever_the_accountant_was_told_last(tmp_path):
     Process(tmp_path).fit(STEPS, killed_at=6)
     second = Process(tmp_path)
@@ -248,6 +254,7 @@ def test_a_checkpoint_keeps_the_part_that_is_under_way_whatever_the_accountant_w
     second.accountant.spending.payments.ledger.close()
 
 
+@pytest.mark.slow
 def test_a_private_plan_that_is_made_again_goes_on(tmp_path):
     first = Process(tmp_path, 2.0, planned_for=2.0)
     first.fit(STEPS, killed_at=7)
@@ -263,6 +270,7 @@ def test_a_private_plan_that_is_made_again_goes_on(tmp_path):
     third.accountant.close()
 
 
+@pytest.mark.slow
 def test_a_fit_that_is_killed_before_its_first_checkpoint_goes_on_from_that_of_the_fit_before(tmp_path):
     first = Process(tmp_path)
     first.fit(4)
@@ -275,6 +283,7 @@ def test_a_fit_that_is_killed_before_its_first_checkpoint_goes_on_from_that_of_t
     second.accountant.close()
 
 
+@pytest.mark.fast_cases("True-True")
 @pytest.mark.parametrize("trained", [False, True])
 @pytest.mark.parametrize("ledger", [False, True])
 def test_a_resumed_part_that_makes_no_step_is_no_fork(tmp_path, trained, ledger):
@@ -300,6 +309,7 @@ def test_a_resumed_part_that_makes_no_step_is_no_fork(tmp_path, trained, ledger)
     third.accountant.spending.payments.ledger.close()
 
 
+@pytest.mark.slow
 def test_the_model_is_looked_at_between_resumption_and_training_for_nothing(tmp_path):
     Process(tmp_path).fit(STEPS, killed_at=6)
     second = Process(tmp_path, target=epsilon(1) * (1 + 1e-6))
@@ -309,6 +319,7 @@ def test_the_model_is_looked_at_between_resumption_and_training_for_nothing(tmp_
     second.accountant.close()
 
 
+@pytest.mark.slow
 def test_a_checkpoint_before_the_first_step_is_no_branch(tmp_path):
     first = Process(tmp_path)
     first.checkpoint.set_model(first.model)
@@ -319,6 +330,21 @@ def test_a_checkpoint_before_the_first_step_is_no_branch(tmp_path):
     second.fit(4)
     assert paid(second) == pytest.approx(second.accountant.epsilon()) == pytest.approx(epsilon(1))
     second.accountant.close()
+
+
+def test_steps_after_a_resumption_are_of_the_plan_that_was_resumed(tmp_path):
+    """Also those of a model that has made steps of another plan in this process."""
+    first = Process(tmp_path)
+    first.fit(2)
+    first.accountant.close()
+    process = Process(tmp_path, training="another")
+    process.fit(1)
+    process.checkpoint = TrainingCheckpoint(tmp_path / "training", every=2, accountant=process.accountant)
+    process.checkpoint.resume(process.model)
+    process.fit(1)
+    assert [entry.steps for _, entry in process.model.privacy_history.snapshot().items()] == [3, 1]
+    assert process.accountant.steps == 4 and process.accountant.epsilon() == pytest.approx(epsilon(2))
+    process.accountant.close()
 
 
 def test_a_copy_that_is_older_than_its_training_is_refused(tmp_path):
@@ -585,6 +611,7 @@ def test_steps_of_a_kept_plan_are_made_in_fit_alone(tmp_path, compiled):
     again.accountant.close()
 
 
+@pytest.mark.slow
 def test_a_new_plan_pays_anew(tmp_path):
     first = Process(tmp_path)
     first.fit(3)
@@ -629,6 +656,7 @@ def test_a_use_that_a_model_is_made_of_and_the_ledger_has_not_paid_for_is_named(
     process.accountant.close()
 
 
+@pytest.mark.slow
 def test_a_ledger_that_is_older_than_the_checkpoint_is_refused(tmp_path):
     first = Process(tmp_path)
     first.fit(2)

@@ -204,6 +204,7 @@ def composed_of(entries, sampling):
     return steps + sum(price(event) for event, _ in entries.uses)
 
 
+@pytest.mark.fast_cases("0-planned", "0-lazy", "0-eager")
 @pytest.mark.parametrize("kind", ["planned", "lazy", "eager"])
 @pytest.mark.parametrize("first", range(0, 200, 50))
 def test_no_record_tells_less_than_was_released(tmp_path, first, kind):

@@ -61,6 +61,7 @@ def epsilon_of_steps(steps):
 # Receipts.
 
 
+@pytest.mark.fast_cases("epsilon")
 @pytest.mark.parametrize("tell", ["epsilon", "statement"])
 def test_a_model_that_was_trained_before_its_ledger_was_begun_has_no_epsilon(tmp_path, tell):
     """One after another, 986fe75 told 10 steps."""
@@ -73,6 +74,7 @@ def test_a_model_that_was_trained_before_its_ledger_was_begun_has_no_epsilon(tmp
     assert not read(tmp_path / "ledger.jsonl").paid
 
 
+@pytest.mark.slow
 def test_a_model_does_not_hide_behind_the_payments_of_another(tmp_path):
     accountant, first, second = accountant_of(ledger=tmp_path / "ledger.jsonl"), model_of(), model_of()
     train(first, 10, PrivacyBudget(accountant, TARGET))
@@ -83,6 +85,7 @@ def test_a_model_does_not_hide_behind_the_payments_of_another(tmp_path):
         accountant.epsilon()
 
 
+@pytest.mark.slow
 def test_an_older_backup_is_noticed_by_a_model_whose_steps_another_model_equals(tmp_path):
     path, older = tmp_path / "ledger.jsonl", tmp_path / "older.jsonl"
     accountant, first, second = accountant_of(ledger=path), model_of(), model_of()
@@ -95,6 +98,7 @@ def test_an_older_backup_is_noticed_by_a_model_whose_steps_another_model_equals(
         again.epsilon()
 
 
+@pytest.mark.slow
 def test_blocks_of_one_training_are_one_entry(tmp_path, monkeypatch):
     monkeypatch.setattr("tfdp_rec.core.claim.payments.BLOCK", 4)
     accountant, model = accountant_of(ledger=tmp_path / "ledger.jsonl"), model_of()
@@ -121,6 +125,7 @@ def test_batches_of_an_equal_sampling_are_not_counted_under_the_payment_of_anoth
     assert int(model.optimizer.iterations) == accountant.steps == read(tmp_path / "ledger.jsonl").steps == 4
 
 
+@pytest.mark.slow
 def test_a_choice_before_training_is_paid_for_once_however_many_models_use_it(tmp_path):
     from tfdp_rec.optimizers import Preselection
 
@@ -146,6 +151,7 @@ def test_a_choice_before_training_is_paid_for_once_however_many_models_use_it(tm
 # A history is the model's.
 
 
+@pytest.mark.fast_cases("options0")
 @pytest.mark.parametrize("options", [{"compile": False}, {}])
 def test_a_model_is_loaded_with_its_history_compiled_or_not(tmp_path, options):
     model = model_of()
@@ -161,6 +167,7 @@ def test_a_model_is_loaded_with_its_history_compiled_or_not(tmp_path, options):
     assert accountant_of(beside).steps == 16
 
 
+@pytest.mark.slow
 def test_a_history_that_was_loaded_without_compiling_goes_with_its_weights(tmp_path):
     model = model_of()
     train(model, 10)
@@ -193,6 +200,7 @@ WAYS_IN = {
 }
 
 
+@pytest.mark.fast_cases("state tree")
 @pytest.mark.parametrize("way", WAYS_IN.values(), ids=WAYS_IN)
 def test_layers_that_were_loaded_take_the_history_into_other_models(tmp_path, way):
     """The optimizer of the loaded model was never built, and ten steps were told as none to models of its layers."""
@@ -222,6 +230,7 @@ class TwoParts(tfdp_rec.PrivateModel):
         return self.dense(x)
 
 
+@pytest.mark.slow
 def test_what_is_loaded_past_an_error_has_its_history(tmp_path):
     models = [TwoParts(size) for size in (1, 2)]
     for model in models:
@@ -236,6 +245,7 @@ def test_what_is_loaded_past_an_error_has_its_history(tmp_path):
     assert accountant_of(models[1]).steps == 12
 
 
+@pytest.mark.slow
 def test_a_tensorflow_checkpoint_brings_its_history(tmp_path):
     """The steps of a model with less noise were told at the price of this one's: ε = .15 for 27."""
     other = model_of(optimizer_of(noise=0.5))
@@ -325,6 +335,7 @@ def test_a_plain_model_around_a_private_one_saves_its_history(trained, tmp_path)
 # Steps keep the price that they were made at.
 
 
+@pytest.mark.fast_cases("load")
 @pytest.mark.parametrize("way", ["restore", "load", "variables"])
 def test_no_file_changes_what_an_optimizer_was_made_with(tmp_path, way):
     """Restored into a variable, the noise was another than the price's: a step was refused."""
@@ -370,6 +381,7 @@ def test_an_optimizer_that_costs_more_than_its_plan_is_refused(given):
 # What no ε covers is said.
 
 
+@pytest.mark.slow
 def test_steps_of_an_ordinary_optimizer_after_private_training_are_said(tmp_path):
     model = model_of()
     train(model, 3)
@@ -390,6 +402,7 @@ def test_steps_of_an_ordinary_optimizer_after_private_training_are_said(tmp_path
     assert again.steps == 3 and "4 steps of Adam" in " ".join(again.statement().split())
 
 
+@pytest.mark.fast_cases("not trained before")
 @pytest.mark.parametrize("first", ["trained before", "not trained before"])
 def test_the_model_that_was_made_private_says_its_own_steps(first):
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
@@ -442,6 +455,7 @@ def plan_of(steps, **options):
     return tfdp_rec.PrivatePlan(sampling=SAMPLING, epsilon=2.0, delta=DELTA, steps=steps, accountant="rdp", **options)
 
 
+@pytest.mark.slow
 def test_a_graph_counts_the_steps_of_as_many_samplings_as_there_are_fits():
     """A counter's variables are made before the graph of its step, which may make none."""
     model = model_of()
@@ -571,6 +585,7 @@ ELSE = {
 }
 
 
+@pytest.mark.slow
 def test_a_budget_looks_again_at_whatever_else_was_done(monkeypatch):
     """In one fit, one after the other: two steps of its own, at which it does not look, then something else."""
     asked, accountant, model, left, looked = [], accountant_of(), model_of(), dict(ELSE), []
@@ -657,6 +672,7 @@ def test_a_state_tree_of_which_only_some_weights_fit_leaves_its_history():
     assert again.privacy_history.snapshot().steps == 3
 
 
+@pytest.mark.fast_cases("False")
 @pytest.mark.parametrize("compiled", [True, False])
 def test_a_model_made_of_trained_layers_has_their_history_before_its_own_first_step(tmp_path, compiled):
     """Also in a file, from which it goes on: 0 steps were told."""
@@ -675,6 +691,7 @@ def test_a_model_made_of_trained_layers_has_their_history_before_its_own_first_s
     assert accountant_of(loaded).steps == 3 + 2
 
 
+@pytest.mark.slow
 def test_a_frozen_table_of_a_privately_trained_model_is_read_by_another():
     """It was refused: the check that a table owes no noise was taken for an effect of the loss."""
     inputs, table = keras.Input([], dtype="int64"), keras.layers.Embedding(5, 2)

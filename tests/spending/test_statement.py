@@ -32,6 +32,7 @@ def test_it_names_everything_it_rests_on():
     assert "TF Privacy" not in text, "TF Privacy's text knows nothing of what else was spent"
 
 
+@pytest.mark.slow_cases("1237-pld")
 @pytest.mark.parametrize("by", ["rdp", "pld"])
 @pytest.mark.parametrize("steps", [1, 500, 1237])
 def test_tf_privacy_agrees(by, steps):

@@ -94,6 +94,7 @@ def told(model, **options):
     return made.epsilon()
 
 
+@pytest.mark.fast_cases("add_uses")
 @pytest.mark.parametrize("by", ["add_uses", "plan"])
 def test_an_equal_use_of_three_days_costs_three(tmp_path, by):
     """It was told as one, .674 of 1.244."""
@@ -109,6 +110,7 @@ def test_an_equal_use_of_three_days_costs_three(tmp_path, by):
     assert told(model) == pytest.approx(gaussians(5.0, 5.0, 5.0))
 
 
+@pytest.mark.fast_cases("False")
 @pytest.mark.parametrize("ledger", [False, True])
 def test_one_use_that_is_declared_in_several_places_costs_one(tmp_path, ledger):
     counted, path = tfdp_rec.privacy.Use(*COUNTS), tmp_path / "ledger.jsonl"

@@ -208,6 +208,7 @@ def walk(folder, seed, has_ledger):
 MANY = [pytest.param(first, marks=pytest.mark.slow) for first in range(10, 1000, 10)]
 
 
+@pytest.mark.fast_cases("0-True")
 @pytest.mark.parametrize("has_ledger", [False, True])
 @pytest.mark.parametrize("first", [0, *MANY])
 def test_no_training_is_told_less_than_it_spent(tmp_path, first, has_ledger):

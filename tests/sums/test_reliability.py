@@ -116,6 +116,7 @@ def click_model(from_logits):
     return model
 
 
+@pytest.mark.fast_cases("False")
 @pytest.mark.parametrize("from_logits", [True, False])
 def test_a_private_fit_corrects_its_predictions_within_its_budget(from_logits):
     private = tfdp_rec.make_private(click_model(from_logits), (IDS, CLICKS[:, None]), reliability=10.0, **SETTINGS)
@@ -157,6 +158,7 @@ def test_copies_made_before_the_release_share_it():
         pickle.dumps(private._release)
 
 
+@pytest.mark.slow
 def test_threads_share_one_release():
     private = tfdp_rec.make_private(click_model(True), (IDS, CLICKS[:, None]), reliability=10.0, **SETTINGS)
     private.fit(verbose=0, epochs=1, steps_per_epoch=1)
@@ -168,6 +170,7 @@ def releases(private):
     return [event for event, label in private.plan.accountant.spent_besides if label.startswith(LABEL)]
 
 
+@pytest.mark.slow
 def test_what_was_released_of_a_model_before_is_spent(tmp_path):
     model = click_model(True)
     first = tfdp_rec.make_private(model, (IDS, CLICKS[:, None]), reliability=10.0, **SETTINGS)
@@ -204,6 +207,7 @@ def test_arrays_that_change_later_do_not_change_whose_rows_count_together():
     assert found.clicks.sum() + found.others.sum() < 50 * 80**0.5 + 1000
 
 
+@pytest.mark.slow
 def test_text_is_predicted_as_it_was_trained():
     words = np.array([f"w{n}" for n in IDS])
     lookup = keras.layers.StringLookup(vocabulary=[f"w{n}" for n in range(ITEMS)])
@@ -237,6 +241,7 @@ def test_a_prediction_that_depends_on_other_rows_is_refused_before_the_training(
         tfdp_rec.make_private(model, (IDS, CLICKS[:, None]), reliability=10.0, **SETTINGS)
 
 
+@pytest.mark.slow
 def test_what_is_released_is_what_was_read_and_not_a_prediction_step_of_ones_own():
     class Own(tfdp_rec.PrivateModel):
         def predict_step(self, data):

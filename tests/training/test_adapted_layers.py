@@ -170,6 +170,7 @@ def functional(layer, kind=tfdp_rec.PrivateModel):
     return kind(x, L.Dense(1)(layer(x)))
 
 
+@pytest.mark.slow
 def test_the_declaration_goes_with_the_saved_model(tmp_path):
     model = functional(adapted(L.Normalization(), NUMBERS))
     model.compile(optimizer(), loss="mse", adapted_to_public_data=True)
@@ -184,6 +185,7 @@ def test_the_declaration_goes_with_the_saved_model(tmp_path):
     assert model.grow_into(larger).private_step.adapted_to_public_data
 
 
+@pytest.mark.slow
 def test_a_vocabulary_of_a_file_is_given_in_the_saved_model_too(tmp_path):
     (tmp_path / "words.txt").write_text("tea\njam\n")
     x = keras.Input([1], dtype="string")

@@ -260,6 +260,7 @@ def test_a_map_that_mixes_or_chooses_is_refused(program):
         assert "test_between_draw_and_sum.py:" in str(caught.value), caught.value
 
 
+@pytest.mark.slow
 def test_rows_that_fetch_made_for_all_are_no_rows_for_a_map():
     """A graph's fetch that gives one row for the whole batch, which a map would lay out for each unit."""
     rows = lambda units: (tf.gather(X, units), tf.reduce_mean(tf.gather(Y, units), 0, keepdims=True))  # noqa: E731
@@ -518,6 +519,7 @@ HARMLESS = {
 }
 
 
+@pytest.mark.fast_cases("a layer with an attribute")
 @pytest.mark.parametrize("program", HARMLESS)
 def test_a_program_that_is_taken_moves_the_sum_by_no_more_than_the_clip(program):
     found = HARMLESS[program]()
@@ -525,6 +527,7 @@ def test_a_program_that_is_taken_moves_the_sum_by_no_more_than_the_clip(program)
     assert (program == "a loss that is not finite" or found > 0.5) and found <= 1.0 + 1e-4
 
 
+@pytest.mark.slow
 def test_the_brute_force_notices_what_mixes(monkeypatch):
     """With the refusal taken away: a step that takes off the batch's mean."""
 
@@ -582,6 +585,7 @@ TRAININGS = {
 }
 
 
+@pytest.mark.fast_cases("Keeping-fit")
 @pytest.mark.parametrize("way", ["fit", "fit, ended by an error", "train_on_batch", "test_on_batch"])
 @pytest.mark.parametrize("metric", [None, Keeping])
 def test_no_part_of_a_model_is_exported_with_the_mean_of_the_data(way, metric, tmp_path):

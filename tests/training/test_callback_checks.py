@@ -91,6 +91,7 @@ def test_validation_schedules_and_checkpoints_of_every_epoch_may_act(budgeted):
 # Warnings.
 
 
+@pytest.mark.slow
 def test_an_uncounted_fit_says_so_once_and_an_accountant_may_follow_later():
     """As the warning says; and of batches that no sampling drew, it names no epsilon."""
     model = model_of()
@@ -104,6 +105,7 @@ def test_an_uncounted_fit_says_so_once_and_an_accountant_may_follow_later():
     assert accountant.epsilon() == np.inf
 
 
+@pytest.mark.slow
 def test_one_that_is_followed_says_nothing():
     model = model_of()
     accountant_of(model).follow(model)
@@ -115,6 +117,7 @@ class Stops(keras.callbacks.Callback):
         self.model.stop_training = logs["loss"] > 0
 
 
+@pytest.mark.slow
 def test_under_a_budget_a_stop_by_a_callback_of_ones_own_is_said(budgeted):
     model, budget = budgeted
     looks = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: None)
@@ -126,6 +129,7 @@ def test_under_a_budget_a_stop_by_a_callback_of_ones_own_is_said(budgeted):
     assert budget.ended_fit
 
 
+@pytest.mark.fast_cases("sgd")
 @pytest.mark.parametrize("optimizer", ["EANA", "sgd"])
 def test_what_claims_no_epsilon_says_nothing(optimizer):
     model = model_of(tfdp_rec.EANA) if optimizer == "EANA" else model_of()

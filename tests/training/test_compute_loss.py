@@ -89,6 +89,7 @@ def whole(model, data):
     return float(model.compute_loss(x, y, model(x), weights))
 
 
+@pytest.mark.slow_cases("with sample weights", "several terms")
 @pytest.mark.parametrize("name", AVERAGES)
 def test_a_mean_over_examples_is_honoured(name):
     model, data = compiled(Model(AVERAGES[name])), (X, Y, WEIGHTS)
@@ -106,6 +107,7 @@ def test_so_is_a_sum(name):
     np.testing.assert_allclose(np.sum(found.losses), whole(model, data), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_loss_that_asks_keras_first():
     model, data = compiled(OfKeras(None), loss="mse", metrics=["mae"]), (X, Y)
     found = assert_as_one_after_the_other(model, data)
@@ -129,6 +131,7 @@ def test_microbatches_give_the_same():
     np.testing.assert_allclose(one.norms, several.norms, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_tfrs_model_as_it_is():
     class Ratings(tfdp_rec.PrivateTraining, tfrs.Model):
         def __init__(self):
@@ -196,6 +199,7 @@ REFUSED = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_cases("by the weights")
 @pytest.mark.parametrize("name", REFUSED)
 def test_what_is_no_sum_or_mean_is_refused(name):
     loss, match = REFUSED[name]
@@ -214,6 +218,7 @@ def test_a_tfrs_model_without_any_loss():
         Lossless().compile(private())
 
 
+@pytest.mark.slow
 def test_a_loss_of_a_batch_trains_under_an_ordinary_optimizer():
     model = Model(AVERAGES["a Keras loss"])
     model.compile("sgd")

@@ -37,6 +37,7 @@ def raising(error):
     return act
 
 
+@pytest.mark.slow_cases("error0")
 @pytest.mark.parametrize("error", [RuntimeError("a callback's"), KeyboardInterrupt(), StopIteration(), SystemExit()])
 def test_whatever_ends_fit_it_settles(error, eager_tables):
     model = model_of()
@@ -47,6 +48,7 @@ def test_whatever_ends_fit_it_settles(error, eager_tables):
     assert_settled(raw(model), eager_tables[2])
 
 
+@pytest.mark.slow
 def test_data_that_fails_in_the_middle(eager_tables):
     def data():
         for start in (0, 4, 8):
@@ -62,6 +64,7 @@ def test_data_that_fails_in_the_middle(eager_tables):
     assert_settled(raw(model), eager_tables[done - 1])
 
 
+@pytest.mark.fast_cases("True")
 @pytest.mark.parametrize("eager", [True, False])
 def test_a_batch_that_fails_in_the_middle(eager, eager_tables):
     """An id outside the table stops a step half-way: it may add noise, and must not lose any."""
@@ -76,6 +79,7 @@ def test_a_batch_that_fails_in_the_middle(eager, eager_tables):
         assert_settled(raw(model), eager_tables[2])
 
 
+@pytest.mark.slow
 def test_a_step_cut_short_between_any_two_writes_loses_no_noise(monkeypatch):
     """Stop at every write in turn: rows have the noise of each step whose gradient may have come in."""
     from tfdp_rec.core.mechanism import pending, tables
@@ -142,6 +146,7 @@ def test_a_payment_cut_short_between_any_two_writes_leaves_rows_owing(monkeypatc
     assert cut > 2
 
 
+@pytest.mark.slow
 def test_steps_count_when_keras_saves_in_fit(tmp_path, eager_tables):
     """Keras' own ModelCheckpoint, every step."""
     model = model_of()
@@ -156,6 +161,7 @@ def test_steps_count_when_keras_saves_in_fit(tmp_path, eager_tables):
         assert_settled(keras.models.load_model(tmp_path / name).layers[1].embeddings, eager_tables[number - 1])
 
 
+@pytest.mark.slow
 def test_callbacks_see_settled_weights_at_the_end_of_an_epoch(eager_tables):
     """Also by ways that no hook sees, such as a compiled function of a part of the model."""
     seen = []
@@ -168,6 +174,7 @@ def test_callbacks_see_settled_weights_at_the_end_of_an_epoch(eager_tables):
     assert_settled(seen[0], eager_tables[4])
 
 
+@pytest.mark.slow
 def test_callbacks_that_read_a_layer_in_mid_epoch_settle(eager_tables):
     seen = []
 
@@ -180,6 +187,7 @@ def test_callbacks_that_read_a_layer_in_mid_epoch_settle(eager_tables):
         assert_settled(found, expected)
 
 
+@pytest.mark.slow
 def test_validation_in_fit_is_on_settled_weights(eager_tables):
     model, seen = model_of(), []
     test_step = model.test_step
@@ -198,6 +206,7 @@ def test_a_list_of_callbacks_is_asked_for():
 # Memory.
 
 
+@pytest.mark.slow
 def test_settling_needs_no_memory_that_grows_with_the_table(monkeypatch):
     """Sixteen times the rows, the same peak beyond the table itself."""
     monkeypatch.setattr("tfdp_rec.core.mechanism.tables.CHUNK_VALUES", 1 << 18)
@@ -229,6 +238,7 @@ def test_several_replicas_are_refused(monkeypatch):
         model_of()
 
 
+@pytest.mark.slow
 def test_several_replicas_are_refused_after_compile_too(monkeypatch):
     """A fit within a strategy's scope had every replica clip, add noise and count by itself."""
     model, strategy = model_of(), tf.distribute.get_strategy()
@@ -238,6 +248,7 @@ def test_several_replicas_are_refused_after_compile_too(monkeypatch):
     assert int(model.optimizer.iterations) == 0
 
 
+@pytest.mark.slow
 def test_settling_inside_a_graph_is_refused():
     model = in_training()
 
@@ -250,6 +261,7 @@ def test_settling_inside_a_graph_is_refused():
         settles()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("metrics", [None, ["mae", keras.metrics.RootMeanSquaredError()]])
 @pytest.mark.parametrize("mechanism", [tfdp_rec.DPSGD, tfdp_rec.LazyDPSGD])
 def test_a_step_is_traced_once(mechanism, metrics):
@@ -271,6 +283,7 @@ def test_a_step_is_traced_once(mechanism, metrics):
     assert len(traced) == 1
 
 
+@pytest.mark.slow
 def test_settling_many_models_is_no_retracing_of_one(caplog):
     for _ in range(6):
         model = in_training(1)
@@ -279,6 +292,7 @@ def test_settling_many_models_is_no_retracing_of_one(caplog):
     assert not [record for record in caplog.records if "settle" in record.getMessage()]
 
 
+@pytest.mark.slow
 def test_a_model_is_fitted_on_as_many_samplings_as_one_likes():
     model = tfdp_rec.PrivateModel(inputs := keras.Input([1]), keras.layers.Dense(1)(inputs))
     model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8), "mse")

@@ -31,6 +31,7 @@ class Model(tfdp_rec.PrivateModel):
         return self.scores.cross_entropy(query, data["label"], data["negatives"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mechanism", ["LazyDPSGD", "DPSGD", "EANA"])
 def test_every_operation_of_a_step_has_a_kernel_for_gpus(mechanism):
     if "GPU" not in devices("MatMul"):

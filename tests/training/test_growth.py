@@ -58,6 +58,7 @@ def accounted(model):
     return accountant
 
 
+@pytest.mark.fast_cases("LazyDPSGD-settings0")
 @pytest.mark.parametrize(
     "kind, settings",
     [(tfdp_rec.LazyDPSGD, {}), (tfdp_rec.LazyDPSGD, {"momentum": 0.9}), (tfdp_rec.DPSGD, {"table_rule": Adagrad()}),
@@ -78,6 +79,7 @@ def test_a_grown_training_equals_one_that_did_not_grow_on_the_rows_of_both(kind,
     assert int(larger.optimizer.iterations.numpy()) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("momentum", [0.0, 0.9])
 def test_a_new_row_has_the_noise_of_the_steps_that_it_was_there_for(momentum):
     width, before, after = 4000, 6, 3
@@ -126,6 +128,7 @@ def test_the_history_goes_along_and_is_counted_once(tmp_path):
     assert accounted(largest).spending.carried.steps == 6
 
 
+@pytest.mark.slow
 def test_a_model_that_is_compiled_keeps_its_optimizer_and_has_the_history():
     first, other = trained(steps=3), model_of(MORE)
     own = optimizer_of(tfdp_rec.DPSGD)
@@ -136,6 +139,7 @@ def test_a_model_that_is_compiled_keeps_its_optimizer_and_has_the_history():
     assert accounted(other).spending.carried.steps == 5 and int(own.iterations.numpy()) == 2
 
 
+@pytest.mark.slow
 def test_a_grown_model_is_within_the_same_plan():
     sampling = PoissonSampling(1000, BATCH)
     plan = tfdp_rec.PrivatePlan(sampling=sampling, epsilon=4.0, delta=1e-4, steps=5)
@@ -220,6 +224,7 @@ def test_rows_chosen_by_number_keep_their_numbers():
     assert np.flatnonzero((table(larger) != before).any(axis=1)).tolist() == [0, 1]
 
 
+@pytest.mark.slow
 def test_a_plan_that_refuses_the_optimizer_leaves_the_second_model_as_it_was():
     sampling = PoissonSampling(1000, BATCH)
     plan = tfdp_rec.PrivatePlan(sampling=sampling, epsilon=4.0, delta=1e-4, steps=5)
@@ -234,6 +239,7 @@ def test_a_plan_that_refuses_the_optimizer_leaves_the_second_model_as_it_was():
     assert other.optimizer is None and np.array_equal(table(other), before)
 
 
+@pytest.mark.slow
 def test_planned_noise_does_not_grow_and_a_copy_of_it_makes_no_step_of_the_plan():
     order = FixedOrder(800, BATCH)
     correlation = optimised_correlation(steps=6, separation=order.separation)
@@ -255,6 +261,7 @@ def compiled(model):
     return model
 
 
+@pytest.mark.slow
 def test_a_plan_allows_no_step_to_weights_that_have_spent_other_than_planned():
     first = model_of()
     first.compile(tfdp_rec.DPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=0.3, expected_batch_size=BATCH), "mse")
@@ -277,6 +284,7 @@ def test_steps_that_no_history_describes_do_not_go_along():
             first.grow_into(other)
 
 
+@pytest.mark.slow
 def test_a_loss_and_metrics_of_ones_own_go_along():
     def own_loss(y_true, y_pred):
         return keras.ops.mean(keras.ops.square(y_true - y_pred), axis=-1)
@@ -320,6 +328,7 @@ def scores_of(rows):
 # Two-towers.
 
 
+@pytest.mark.slow
 def test_a_frozen_two_tower_and_one_of_another_precision_grow():
     model = two_tower()
     model.hidden_layer.trainable = model.out_layer.trainable = False
@@ -350,6 +359,7 @@ def two_tower():
     return model
 
 
+@pytest.mark.slow
 def test_a_two_tower_takes_in_items_and_scores_the_others_as_before():
     model, told = two_tower(), np.array([[1, 2], [4, 0]])
     larger = model.grow([50, 527])

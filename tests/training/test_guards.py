@@ -60,10 +60,12 @@ def test_a_copy_is_a_variable_of_its_own(eager_tables):
     assert copy.copy(table_of(model)) is table_of(model)
 
 
+@pytest.mark.slow
 def test_a_pickled_model_is_settled(eager_tables):
     assert_settled(table_of(pickle.loads(pickle.dumps(in_training()))), eager_tables[2])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"momentum": 0.5}, {"momentum": 0.5, "nesterov": True}])
 def test_momentum_is_read_settled(options):
     """A row's velocity holds the gradients that its noise is still to join."""
@@ -94,6 +96,7 @@ def trained_on(model):
     assert not model.optimizer.releasable
 
 
+@pytest.mark.slow
 def test_a_compiled_layer_raises_until_settled(eager_tables):
     model = in_training()
     read = tf.function(model.layers[1])
@@ -108,6 +111,7 @@ def test_a_compiled_layer_raises_until_settled(eager_tables):
     assert_settled(read(tf.range(ROWS)), eager_tables[3])
 
 
+@pytest.mark.slow
 def test_predict_of_a_part_raises_until_settled(eager_tables):
     model = in_training()
     part = keras.Model(model.input, model.layers[1].output)
@@ -120,6 +124,7 @@ def test_predict_of_a_part_raises_until_settled(eager_tables):
     assert_settled(part.predict(EVERY_ID, verbose=0).reshape(ROWS, 3), eager_tables[3])
 
 
+@pytest.mark.slow
 def test_a_compiled_read_at_the_end_of_a_batch_raises():
     seen = []
 
@@ -137,6 +142,7 @@ def test_a_compiled_read_at_the_end_of_a_batch_raises():
     assert seen == [True] * 5
 
 
+@pytest.mark.slow
 def test_reads_inside_loops_and_pipelines_are_checked():
     model = in_training()
     rows = tf.data.Dataset.range(2).map(lambda i: model.layers[1](i))
@@ -227,6 +233,7 @@ OLDER = {
 }
 
 
+@pytest.mark.slow
 def test_what_was_compiled_before_the_first_step_reads_no_row_that_owes():
     model = model_of(eager=False)
     reads = {way: older(model) for way, older in OLDER.items()}
@@ -244,6 +251,7 @@ def test_what_was_compiled_before_the_first_step_reads_no_row_that_owes():
         assert_settled(raw(model), table_of(model))
 
 
+@pytest.mark.slow
 def test_a_table_read_whole_by_an_older_graph_has_no_rows():
     model = model_of(eager=False)
     table = vars(table_of(model))["_value"]  # as what was compiled before the model was has it
@@ -266,6 +274,7 @@ def test_a_graph_compiled_after_compile_says_what_it_waits_for():
         read()
 
 
+@pytest.mark.slow
 def test_a_part_that_predicts_in_mid_epoch_gives_no_row_that_owes():
     model, seen = model_of(eager=False), []
     part = part_of(model)
@@ -331,12 +340,14 @@ def test_rows_move_without_being_copied():
 # What is exported carries nothing of the training.
 
 
+@pytest.mark.slow
 def test_an_export_has_no_check_in_it(tmp_path):
     model = in_training()
     model.export(str(tmp_path / "servable"), verbose=False)
     assert b"owes noise" not in (tmp_path / "servable/saved_model.pb").read_bytes()
 
 
+@pytest.mark.slow
 def test_an_export_by_hand_serves_elsewhere(tmp_path):
     """It has a check, which holds on to nothing and finds nothing to complain of."""
     model = in_training()
@@ -386,6 +397,7 @@ def two_models(kind):
     return models, table
 
 
+@pytest.mark.slow
 def test_two_models_that_share_a_table_are_both_settled():
     (eager, expected), (lazy, table) = two_models("eager"), two_models("lazy")
     for number in (0, 1):
@@ -461,6 +473,7 @@ def test_decay_on_a_shared_table_is_refused():
     assert not other.optimizer.built
 
 
+@pytest.mark.slow
 def test_a_model_with_decay_may_be_compiled_anew():
     """What the optimizer before owed was settled when it was exchanged."""
     table = keras.layers.Embedding(ROWS, 3, name="items")
@@ -493,6 +506,7 @@ def test_another_optimizer_in_mid_training_settles_first(eager_tables):
     assert int(model.optimizer.iterations) == 1  # the new one's step was made, not the one compiled before
 
 
+@pytest.mark.slow
 def test_loading_an_optimizer_settles_first(eager_tables):
     model, store = in_training(), {}
     in_training(1).optimizer.save_own_variables(store)
@@ -513,6 +527,7 @@ def test_loading_weights_that_do_not_fit_settles_first(tmp_path, eager_tables):
 # A clipped sum is good for one step.
 
 
+@pytest.mark.slow_cases("LazyDPSGD")
 @pytest.mark.parametrize("kind", [tfdp_rec.DPSGD, tfdp_rec.LazyDPSGD, tfdp_rec.EANA])
 def test_a_sum_is_applied_once_and_changes_nothing_the_second_time(kind):
     model = model_of(kind)
@@ -535,6 +550,7 @@ def test_the_sensitivity_of_a_sum_cannot_be_rewritten():
         taken.sensitivity = tf.constant(1e-3)
 
 
+@pytest.mark.slow
 def test_a_sum_for_another_optimizer_is_refused():
     one, other = model_of(), model_of()
     for model in (one, other):
@@ -543,6 +559,7 @@ def test_a_sum_for_another_optimizer_is_refused():
         other.optimizer.apply(clipped_sum(one, BATCHES[1], l2_norm_clip=1.0))
 
 
+@pytest.mark.slow
 def test_a_sum_of_rows_that_owe_changes_no_dense_weight_either():
     """One made by hand, so that nothing but its rows tells that it is stale."""
     model = in_training()

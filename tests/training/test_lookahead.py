@@ -93,6 +93,7 @@ def test_only_what_makes_ids_runs_ahead():
     assert float(model.seen.result()) == before
 
 
+@pytest.mark.slow
 def test_fit_adds_it_and_announces_every_row(monkeypatch):
     """With look-ahead the guard finds nothing to do after the first batch."""
     seeding.seed(0)
@@ -118,6 +119,7 @@ def test_fit_adds_it_and_announces_every_row(monkeypatch):
     assert is_lookahead(lookahead(data, model)) and not is_lookahead(data)
 
 
+@pytest.mark.slow
 def test_autotuning_is_off_unless_it_was_asked_for(monkeypatch):
     given, fit = [], keras.Model.fit
     monkeypatch.setattr(keras.Model, "fit", lambda self, x, *rest, **how: given.append(x) or fit(self, x, *rest, **how))

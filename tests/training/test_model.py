@@ -39,6 +39,7 @@ def test_a_subclass_works_beside_functional_models():
     assert Wrapping(2).input.shape == (None, 2)
 
 
+@pytest.mark.slow
 def test_a_functional_model_is_cloned_and_loaded(tmp_path):
     model = in_training()
     model.save(tmp_path / "m.keras")
@@ -53,6 +54,7 @@ def saved(path):
     return found
 
 
+@pytest.mark.slow
 def test_metrics_stay_inside(tmp_path):
     """The exact sum of the losses, and the number of examples, are protected by nothing."""
     model = in_training()
@@ -74,6 +76,7 @@ def test_metrics_stay_inside(tmp_path):
     assert [float(v.numpy()) for v in model.metrics_variables] == kept
 
 
+@pytest.mark.slow
 def test_dense_weights_are_saved_once(tmp_path):
     model = in_training()
     model.save_weights(tmp_path / "m.weights.h5")
@@ -81,6 +84,7 @@ def test_dense_weights_are_saved_once(tmp_path):
     assert kernels == ["layers/dense/vars/0"]
 
 
+@pytest.mark.fast_cases("train_on_batch")
 @pytest.mark.parametrize("again", ["fit", "train_on_batch"])
 def test_a_layer_frozen_after_a_fit_is_refused(again):
     model = model_of()

@@ -119,6 +119,7 @@ def moving_average(model, x, logs):
     model.seen.update_state(x)
 
 
+@pytest.mark.slow
 def test_averages_of_weights_and_counts_of_steps_may_be_kept_and_metrics_too():
     model = compiled(moving_average)
     model.fit(X, Y, epochs=2, verbose=0)
@@ -164,6 +165,7 @@ def test_metrics_that_are_computed_eagerly_are_not_read_and_so_refused():
     assert float(model.total) == 0.0
 
 
+@pytest.mark.fast_cases("True")
 @pytest.mark.parametrize("run_eagerly", [False, True])
 def test_batches_that_are_padded_to_their_longest_row_are_refused_by_hand_too(run_eagerly):
     inputs = keras.Input([None], dtype="int32")
@@ -321,6 +323,7 @@ def test_a_metric_that_joins_later_is_looked_for_again():
         model(X)
 
 
+@pytest.mark.slow
 def test_a_metric_that_is_counted_beside_a_prediction_is_not_read_for_it():
     class Counting(keras.layers.Layer):
         def __init__(self):
@@ -394,6 +397,7 @@ def in_parts(kind=tfdp_rec.PrivateModel, layer=keras.layers.Dropout):
     return model
 
 
+@pytest.mark.slow
 def test_layers_of_parts_may_draw_and_leave_secret_seeds():
     model = in_parts()
     model.fit(X, Y, batch_size=5, verbose=0)

@@ -88,6 +88,7 @@ def towers_data():
     return tf.data.Dataset.from_tensor_slices(rows).batch(8).map(with_negatives)
 
 
+@pytest.mark.fast_cases("sgd")
 @pytest.mark.parametrize("optimizer", ["private", "sgd"])
 def test_it_evaluates_by_the_mean_of_its_loss(optimizer):
     model = compiled(Regression(), private() if optimizer == "private" else "sgd")
@@ -97,6 +98,7 @@ def test_it_evaluates_by_the_mean_of_its_loss(optimizer):
     np.testing.assert_allclose(model.test_on_batch(X, Y), truth, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("data", ["arrays", "dataset"])
 @pytest.mark.parametrize("kind", [Regression, Counting])
 def test_it_validates_while_it_trains(kind, data):
@@ -109,6 +111,7 @@ def test_it_validates_while_it_trains(kind, data):
     assert len(history["loss"]) == 2
 
 
+@pytest.mark.slow_cases("private-False")
 @pytest.mark.parametrize("eagerly", [False, True])
 @pytest.mark.parametrize("optimizer", ["private", "sgd"])
 def test_compiled_metrics_are_of_what_its_call_gave(optimizer, eagerly):
@@ -165,12 +168,14 @@ def test_metrics_without_targets_are_refused():
     assert len(str(refused.value)) < 500 and str(refused.value).endswith(".")
 
 
+@pytest.mark.slow
 def test_metrics_and_microbatches_live_side_by_side():
     model = compiled(Regression(), metrics=["mae"], microbatch_size=2)
     history = model.fit(X, Y, batch_size=8, validation_data=(X, Y), epochs=2, verbose=0).history
     assert "val_mae" in history and "mae" not in history
 
 
+@pytest.mark.slow
 def test_without_a_call_it_evaluates_and_says_what_prediction_takes():
     class Silent(tfdp_rec.PrivateTraining, keras.Model):
         def __init__(self):
@@ -210,6 +215,7 @@ def test_an_ordinary_optimizer_trains_by_the_same_loss():
     np.testing.assert_allclose(model.get_weights()[1], bias - 0.5 * slope.sum(0), rtol=1e-4)
 
 
+@pytest.mark.fast_cases("sgd")
 @pytest.mark.parametrize("optimizer", ["private", "sgd"])
 def test_a_tfrs_model_does_all(tmp_path, optimizer):
     model = compiled(Towers(), private() if optimizer == "private" else "sgd")
@@ -236,6 +242,7 @@ def test_one_whose_call_the_loss_uses_is_exported_as_it_is(tmp_path, optimizer):
     np.testing.assert_allclose(served.serve(X), model.predict(X, verbose=0), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_compute_loss_beside_it_evaluates_as_before():
     class Both(Towers):
         def compute_loss(self, inputs, training=False):

@@ -167,6 +167,7 @@ def test_structures_that_do_not_fit(loss, y, p, match):
         per_example_loss(loss, None, y, p, None)
 
 
+@pytest.mark.slow
 def test_the_loss_that_fit_reports_is_keras_loss():
     """Clipping comes after the weight, and the report is of the loss as it is."""
     inputs = keras.Input([3])

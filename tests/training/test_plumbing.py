@@ -89,12 +89,14 @@ SAME = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SAME)
 def test_it_changes_nothing(name, plain, tmp_path):
     for one, other in zip(SAME[name](tmp_path), plain, strict=True):
         np.testing.assert_allclose(one, other, rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 def test_what_should_change_something_does(plain):
     """Class weights are weights of examples, a schedule is a rate by step, and bfloat16 is nearly float32."""
     by_class = trained(lambda m: arrays(m, class_weight={0: 1.0, 1: 3.0}))

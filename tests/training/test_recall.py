@@ -28,6 +28,7 @@ class Retrieval(tfdp_rec.PrivateModel):
         return self.items.cross_entropy(self.users(user), item)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("vocabulary", [None, ITEMS.tolist()])
 def test_evaluate_shows_what_predict_gives(vocabulary):
     model = Retrieval(vocabulary)

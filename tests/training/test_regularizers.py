@@ -56,6 +56,7 @@ def assert_alike(some, others, rtol=2e-5):
         assert np.max(np.abs(one - other)) <= rtol * np.max(np.abs(other))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [tfdp_rec.LazyDPSGD, tfdp_rec.DPSGD], ids=lambda kind: kind.__name__)
 def test_without_clip_and_noise_it_is_what_keras_trains(kind):
     """Keras adds the penalty to the loss, and its SGD reads all of the table for it."""
@@ -66,6 +67,7 @@ def test_without_clip_and_noise_it_is_what_keras_trains(kind):
     assert_alike(private.get_weights(), keras_own.get_weights())
 
 
+@pytest.mark.slow
 def test_a_saved_model_goes_on_as_if_it_had_not_been_saved(tmp_path):
     make = lambda: tfdp_rec.LazyDPSGD(0.4, **{**BASICS, "noise_multiplier": 0.0})  # noqa: E731
     whole, first = model_of(make()), model_of(make())
@@ -90,6 +92,7 @@ def resumed(directory, **options):
     return model, checkpoint
 
 
+@pytest.mark.slow
 def test_a_checkpoint_keeps_what_regularized_rows_owe_and_their_regularizer(tmp_path):
     eager = model_of(tfdp_rec.DPSGD(0.4, **BASICS, noise=KeyedNoise(2)))
     eager.fit(batches(), epochs=2, verbose=0)
@@ -115,6 +118,7 @@ class _StopAfter(keras.callbacks.Callback):
         self.model.stop_training = self.left == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"microbatch_size": 2}])
 def test_no_step_reads_a_table_for_its_penalty_and_the_loss_shown_is_the_examples(options):
     model = model_of(tfdp_rec.LazyDPSGD(0.1, **BASICS), **options)
@@ -167,6 +171,7 @@ def test_what_is_no_exact_decay_is_refused_in_training_and_told_before(name):
     assert len(str(refused.value)) < 500 and str(refused.value).endswith(".")
 
 
+@pytest.mark.slow
 def test_a_step_that_would_leave_nothing_of_a_weight_is_refused_when_it_is_known():
     model = model_of(LAZY(2.5, **BASICS))
     with pytest.raises(ValueError, match="2.5 . 0.4 with the regularizer of 'some/embeddings'"):
@@ -187,6 +192,7 @@ def test_a_constraint_is_refused():
         model.train_on_batch(IDS[:SIZE], LABELS[:SIZE])
 
 
+@pytest.mark.slow
 def test_a_regularized_table_that_two_models_share_is_refused():
     table = keras.layers.Embedding(ROWS, WIDTH, embeddings_regularizer=L2(0.1), name="items")
 
@@ -201,6 +207,7 @@ def test_a_regularized_table_that_two_models_share_is_refused():
         sharing().train_on_batch(IDS[:SIZE], LABELS[:SIZE])
 
 
+@pytest.mark.slow
 def test_compiled_anew_it_goes_on():
     model, steps, unread = model_of(LAZY(0.1, **WITHOUT_PRIVACY)), len(batches()), np.setdiff1d(np.arange(ROWS), IDS)
     before = np.array(model.get_layer("some").embeddings)[unread]
@@ -251,6 +258,7 @@ class Shows(tfdp_rec.PrivateTraining, keras.Model):
         return tf.square(self.dense(data)[:, 0])
 
 
+@pytest.mark.slow_cases("kernel_regularizer-a constant", "kernel_constraint-a constant")
 @pytest.mark.parametrize("of", ["a metric", "the batch", "another variable", "another weight", "a constant"])
 @pytest.mark.parametrize(
     "by", ["kernel_regularizer", "kernel_constraint", "a schedule", "another schedule", "a function"]

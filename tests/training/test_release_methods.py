@@ -160,6 +160,7 @@ def test_a_read_outside_a_release_is_refused_and_changes_nothing(read, tmp_path,
     assert_settled(lazy.layers[1].embeddings, raw(eager))
 
 
+@pytest.mark.slow
 def test_compiling_anew_settles(eager_tables):
     model = in_training()
     optimizer = model.optimizer
@@ -211,6 +212,7 @@ def test_second_checkpoint_settles_again(tmp_path, eager_tables):
     assert_settled(tf.train.load_variable(path, names[0]), eager_tables[2])
 
 
+@pytest.mark.slow
 def test_tensorflow_checkpoint_restores_a_settled_model(tmp_path):
     model = in_training()
     path = tf.train.Checkpoint(model=model).save(str(tmp_path / "ckpt"))

@@ -11,6 +11,7 @@ from settling import EVERY_ID, in_training
 import tfdp_rec
 
 
+@pytest.mark.slow
 def test_an_interrupted_save_leaves_the_older_file(tmp_path, monkeypatch):
     model, path = in_training(1), tmp_path / "m.keras"
     model.save(path)
@@ -27,6 +28,7 @@ def test_an_interrupted_save_leaves_the_older_file(tmp_path, monkeypatch):
     assert path.read_bytes() == before and os.listdir(tmp_path) == ["m.keras"]
 
 
+@pytest.mark.slow
 def test_existing_files_and_folders_are_replaced(tmp_path):
     model = in_training(1)
     for _ in range(2):

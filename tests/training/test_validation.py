@@ -55,6 +55,7 @@ def two_faults(h):
     return in_batch_negatives(h) + over_the_batch(h)
 
 
+@pytest.mark.slow
 def test_a_model_that_can_be_trained_is_described():
     parts = [layers.Embedding(1000, 4, name="ids"), layers.SimpleRNN(3, name="rnn"), layers.Dense(2, name="top")]
     model = Layered(parts, name="recurrent")
@@ -104,6 +105,7 @@ def test_one_fault_is_told_as_training_tells_it(name):
     assert re.search(match, report.refusals[0], re.S)
 
 
+@pytest.mark.slow
 def test_all_faults_are_told_at_once():
     parts = [
         layers.Embedding(9, 3, embeddings_regularizer="l1", name="table"),
@@ -296,6 +298,7 @@ def test_a_loss_that_draws_numbers_of_its_own_is_said_not_to_be_compared():
     assert report.ok and "draws random numbers" in report.compared
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("settled", [True, False])
 def test_a_model_that_was_trained_is_compared_too_and_its_tables_are_read_as_ever(settled):
     """Its rows are where only a step reads them, and may owe noise."""

@@ -209,6 +209,7 @@ HISTORIES = given(
 CHECKED = {"deadline": None, "derandomize": True, "suppress_health_check": list(HealthCheck)}
 
 
+@pytest.mark.slow
 @settings(max_examples=12, **CHECKED)
 @HISTORIES
 def test_any_history(strategy, recursion, rate, events, announce, lies, penalties, fixed):
@@ -277,17 +278,20 @@ ONE_OF_EACH = [
 ]  # fmt: skip
 
 
+@pytest.mark.fast_cases("three")
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_kind_of_noise(strategy):
     assert_lazy_is_eager(strategy, (0.6, True, None), "halving", ONE_OF_EACH, "right", {})
 
 
+@pytest.mark.fast_cases("independent-None", "three-0.3")
 @pytest.mark.parametrize("decay", [None, 0.3])
 @pytest.mark.parametrize("strategy", ["independent", "three"])
 def test_a_regularizer_is_the_gradient_of_its_penalty(strategy, decay):
     assert_lazy_is_eager(strategy, (0.0, False, decay), "halving", ONE_OF_EACH, "right", {}, PENALTIES)
 
 
+@pytest.mark.fast_cases("LazyDPSGD")
 @pytest.mark.parametrize("kind", [tfdp_rec.LazyDPSGD, tfdp_rec.LazyDPFTRL], ids=lambda kind: kind.__name__)
 def test_noise_drawn_at_once_decays_as_its_table_does(kind):
     """Every table's own rate, where all it owes comes in one draw: rows without noise, and the spread of noise."""
@@ -418,6 +422,7 @@ def eager_weights():
     return weights
 
 
+@pytest.mark.fast_cases("on-settings0-options0")
 @pytest.mark.parametrize(
     ("ahead", "settings", "options"),
     [
@@ -445,6 +450,7 @@ def test_fit(eager_weights, ahead, settings, options):
         assert np.max(np.abs(found - expected)) <= TOLERANCE * np.max(np.abs(expected))
 
 
+@pytest.mark.slow
 def test_sums_taken_by_hand_settle_what_they_read():
     few = SIZES[2:5]
     eager = model_of(tfdp_rec.DPSGD)

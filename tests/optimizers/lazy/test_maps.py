@@ -247,6 +247,7 @@ class ForgetsTheBuffers(LazyDPFTRL):
 CASES = [("plain", 1), ("plain", 3), ("nesterov", 1), ("momentum", 2), ("decay", 2)]
 
 
+@pytest.mark.fast_cases("LazyDPFTRL-momentum-2", "DPFTRL-plain-3", "DPFTRL-decay-2")
 @pytest.mark.parametrize("name, buffers", CASES)
 @pytest.mark.parametrize("mechanism", [LazyDPFTRL, DPFTRL])
 def test_releases_have_the_matrix_law(mechanism, name, buffers):

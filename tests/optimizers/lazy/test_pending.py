@@ -354,6 +354,7 @@ class MarksBeforePaying(LazyDPSGD):
         super().settle_rows(rows, now, by_mark)
 
 
+@pytest.mark.slow_cases("momentum", "little momentum")
 @ALL
 def test_every_row_of_a_trained_table(recursion):
     assert_every_row_right(recursion, trained(recursion, Seeded(2)))

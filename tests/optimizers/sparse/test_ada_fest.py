@@ -204,6 +204,7 @@ def test_a_choice_that_does_not_fit_the_tables_is_refused(rows, complaint):
 # What it costs
 
 
+@pytest.mark.slow
 def test_a_step_costs_what_one_gaussian_would():
     sampling = tfdp_rec.data.PoissonSampling(num_units=50_000, expected_batch_size=500)
     split = AdaFEST.with_total_noise(
@@ -231,6 +232,7 @@ def test_without_noise_nothing_is_claimed(silent):
     assert ada_fest(**{silent: 0.0}).dp_event() == dp_accounting.NonPrivateDpEvent()
 
 
+@pytest.mark.slow
 def test_the_budget_callback_charges_the_choice_once():
     inputs = keras.Input([2], dtype="int32")
     items = keras.layers.Embedding(20, 4, name="items")
@@ -316,6 +318,7 @@ def click_model(rows, optimizer, width=8):
     return model
 
 
+@pytest.mark.slow
 def test_training_learns_and_rows_nobody_chose_stay():
     rng = np.random.default_rng(0)
     ids = rng.integers(0, 20, [4000, 3])
@@ -330,6 +333,7 @@ def test_training_learns_and_rows_nobody_chose_stay():
     assert model.optimizer.updated_values == 80 * 20 * 8
 
 
+@pytest.mark.slow
 def test_ways_of_running_agree():
     ids = np.random.default_rng(1).integers(0, 50, [160, 3])
     labels = (ids[:, :1] < 25).astype("float32")
@@ -360,6 +364,7 @@ class TwoTables(tfdp_rec.PrivateTraining, keras.Model):
         return self.logit(tf.concat([self.first(ids[:, 0]), self.second(ids[:, 1])], axis=1))
 
 
+@pytest.mark.slow
 def test_tables_that_are_not_built_yet_are_found():
     model = TwoTables()
     model.compile(ada_fest(noise=None, threshold=2.0), loss="mse")
@@ -367,6 +372,7 @@ def test_tables_that_are_not_built_yet_are_found():
     assert [table.rows for table in model.optimizer.tables.values()] == [30, 20]
 
 
+@pytest.mark.slow
 def test_saved_models_carry_the_mechanism(tmp_path):
     chosen = Preselection({"ids/embeddings": np.arange(0, 50, 2)}, noise_multiplier=5.0)
     model = click_model(50, ada_fest(preselection=chosen, threshold=1.0))

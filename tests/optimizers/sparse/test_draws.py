@@ -223,6 +223,7 @@ def test_a_large_part_with_a_high_threshold_costs_nothing():
     assert kept.min() >= 10**9 and 20 < len(kept) < 75 and sum(drawn) < 300
 
 
+@pytest.mark.slow
 def test_stray_survivors_of_a_large_space_have_the_binomial_rate():
     touched = tf.range(0, 4000, 2, dtype=tf.int64)
     counts = tf.fill([2000], tf.constant(-1e9, tf.float64))  # none of these survives
@@ -298,6 +299,7 @@ def test_log_normal_cdf_matches_scipy_in_both_tails():
 # Top-m selection
 
 
+@pytest.mark.slow
 def test_top_survivors_are_distributed_as_dense_gumbel_top_m():
     counts = np.array([0.0, 2.0, 0.0, 1.0, 0.0, 0.0])
     noise = KeyedNoise(23)
@@ -328,6 +330,7 @@ def test_top_survivors_are_distinct_also_when_nearly_all_are_kept():
         assert len(set(survivors)) == wanted and survivors.min() >= 0 and survivors.max() < 10
 
 
+@pytest.mark.slow
 def test_distinct_places_are_uniform_over_what_is_not_excluded():
     hits = np.zeros(12)
     for seed in range(300):
@@ -348,6 +351,7 @@ def epsilon_of(accountant, event, rate=0.01, steps=500, delta=1e-6):
     return accountant.get_epsilon(delta)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fraction", [0.05, 0.1, 0.5])
 def test_the_two_parts_cost_what_the_whole_would(fraction):
     s1, s2 = draws.split_noise_multiplier(0.8, fraction)

@@ -51,6 +51,7 @@ def test_the_gradient_of_a_chosen_row_is_its_clipped_sum():
     assert abs(after[4:]).max() < 1e-6
 
 
+@pytest.mark.slow
 def test_without_readers_all_rows_are_alike():
     hits = np.zeros(40)
     for seed in range(60):

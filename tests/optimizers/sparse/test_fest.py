@@ -38,6 +38,7 @@ def batches_of(num_batches, rows=60):
 # The optimizer
 
 
+@pytest.mark.slow
 def test_confined_to_all_rows_it_is_dp_sgd_number_for_number():
     everything = Preselection({"ids/embeddings": np.random.default_rng(0).permutation(60)})
     arguments = dict(l2_norm_clip=0.7, noise_multiplier=0.4, expected_batch_size=20.0)
@@ -50,6 +51,7 @@ def test_confined_to_all_rows_it_is_dp_sgd_number_for_number():
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_chosen_rows_move_at_every_step_and_others_never():
     chosen = np.arange(0, 60, 4)
     optimizer = FEST(
