@@ -89,25 +89,25 @@ class _SeededSums:
 
     def __call__(self, batch: Any, random: bool = False, clip: float | None = None) -> engine.ClippedSum:
         """The clipped sum of a batch, by a graph that is traced once for batches of all sizes."""
-        graph = engine.Graph(self._traced, shared_inputs(self.model))
+        graph = engine.Graph(self._trace, shared_inputs(self.model))
         graph = self._graphs.setdefault(random, graph)
         self.rewind()
-        with contextlib.nullcontext() if random else still(self.model):
+        with contextlib.nullcontext() if random else disable_randomness(self.model):
             return graph(batch, self.clip if clip is None else tf.constant(clip))[0]
 
     def loss(self, batch: Any) -> tf.Tensor:
         """Each example's loss, as in training."""
         return self.model.per_example_loss(batch, training=True)
 
-    def _traced(self, batch: Any, clip: tf.Tensor) -> tuple[engine.ClippedSum, None]:
+    def _trace(self, batch: Any, clip: tf.Tensor) -> tuple[engine.ClippedSum, None]:
         return engine.Clipping(self.model, self.loss, clip, settle_owned).read_sum(batch), None
 
 
 @contextlib.contextmanager
-def still(model: keras.Model) -> Iterator[None]:
+def disable_randomness(model: keras.Model) -> Iterator[None]:
     """Runs the model's random layers as in evaluation, for the length of the block."""
 
-    def evaluated(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    def evaluate(call: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         return call(*args, **{**kwargs, "training": False})
 
     parts = [layer for layer in layers_within(model) if layer is not model and draws(layer)]
@@ -116,7 +116,7 @@ def still(model: keras.Model) -> Iterator[None]:
     try:
         for layer, _ in rates:
             layer.rate = 0.0
-        with replace_calls([(one, evaluated) for one in parts if "training" in inspect.signature(one.call).parameters]):
+        with replace_calls([(one, evaluate) for one in parts if "training" in inspect.signature(one.call).parameters]):
             yield
     finally:
         for layer, rate in rates:
@@ -186,7 +186,7 @@ def _truth_test(run, batch, shared, examples, tolerance) -> None:  # type: ignor
     """Test 3: recorded norms, variable by variable, against a backward pass of one example."""
     for number in range(examples):
         one = map_examples(lambda t, at=number: t[at : at + 1], batch, shared)  # type: ignore[misc]
-        true, recorded = _true_norms(run, one), _recorded_norms(run, one)
+        true, recorded = _measure_true_norms(run, one), _measure_recorded_norms(run, one)
         for path, expected in true.items():
             if not np.isclose(recorded.get(path, 0.0), expected, rtol=tolerance, atol=tolerance * 1e-2):
                 raise NotPrivate(
@@ -196,17 +196,17 @@ def _truth_test(run, batch, shared, examples, tolerance) -> None:  # type: ignor
                 )
 
 
-def _true_norms(run: _SeededSums, one: Any) -> dict[str, float]:
+def _measure_true_norms(run: _SeededSums, one: Any) -> dict[str, float]:
     run.rewind()
     variables = run.model.trainable_variables
-    with still(run.model), tf.GradientTape() as tape:
+    with disable_randomness(run.model), tf.GradientTape() as tape:
         losses = run.loss(one)
     sources = [rules.resource(v) for v in variables]
     found = tape.gradient(losses, sources, unconnected_gradients="zero")
     return {v.path: float(np.linalg.norm(_numpy(g))) for v, g in zip(variables, found)}
 
 
-def _recorded_norms(run: _SeededSums, one: Any) -> dict[str, float]:
+def _measure_recorded_norms(run: _SeededSums, one: Any) -> dict[str, float]:
     """Norms by the sum of one example under a clip that binds nothing."""
     # Rescaled to the recorded total: a norm that is too small shows, although the sum itself is right.
     found = run(one, clip=_NO_CLIP)

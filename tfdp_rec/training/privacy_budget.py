@@ -70,7 +70,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         self.ended_fit, self._last_epoch = False, False
         self._allowance = Allowance(self.accountant, self.target_epsilon, self.steps, in_fit=True)
         # This only prices. A step is paid for, or refused, just before it: a resumed fit may have none to make.
-        self._left()
+        self._count_left()
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         steps, self._allowance.target = int(self.model.steps_per_execution), self.target_epsilon
@@ -87,10 +87,10 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def _end(self, planned: bool) -> None:
         # Ends the fit if no step fits any more; says so, unless the fit ends here by itself.
-        if self._left() < int(self.model.steps_per_execution) and not self.model.stop_training:
+        if self._count_left() < int(self.model.steps_per_execution) and not self.model.stop_training:
             self.model.stop_training = self.ended_fit = True
             if self.params.get("verbose") and not planned:
-                print(f"\n{self._spent()}: training ends.", flush=True)
+                print(f"\n{self._describe_end()}: training ends.", flush=True)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._end(self._last_epoch)
@@ -127,11 +127,11 @@ class PrivacyBudget(keras.callbacks.Callback):
                 "the checkpoints the budget's accountant, TrainingCheckpoint(..., accountant=accountant)."
             )
 
-    def _left(self) -> int:
+    def _count_left(self) -> int:
         self._allowance.target = self.target_epsilon
         return self._allowance.left(self.model.optimizer)
 
-    def _spent(self) -> str:
+    def _describe_end(self) -> str:
         accountant, more = self.accountant, int(self.model.steps_per_execution)
         steps, lost, epsilon = accountant.steps, accountant.lost, f"{accountant.epsilon():.4g}"
         said = f"All {steps:,} steps are made, for epsilon {epsilon}"

@@ -20,7 +20,7 @@ from tfdp_rec.core.ground.keras_internals import random_states
 from tfdp_rec.core.sensitivity.batches import batch_size, hide_batch_axis, map_examples, open_specs
 from tfdp_rec.core.sensitivity.engine import check_losses, shared_inputs
 from tfdp_rec.core.sensitivity.recorder import record_calls, settle_owned
-from tfdp_rec.training.neighbour_check import still
+from tfdp_rec.training.neighbour_check import disable_randomness
 
 SIZES = (2, 300)  # two examples, and more than one byte can count
 EXAMPLES = 8  # number of examples of the batch that are repeated, at most
@@ -38,15 +38,15 @@ class SingleExamples:
         state = [*model.metrics_variables, *random_states(model)]
         before = [tf.identity(variable.value) for variable in state]
         try:
-            with still(model):
-                self.summary = self._compared()
+            with disable_randomness(model):
+                self.summary = self._compare_all()
         except tf.errors.OpError as problem:
             self.summary = f"Not compared with examples alone: TensorFlow stops ({type(problem).__name__})."
         finally:
             for variable, value in zip(state, before):
                 variable.assign(value)
 
-    def _compared(self) -> str:
+    def _compare_all(self) -> str:
         size = min(int(batch_size(self._batch, self._shared)), EXAMPLES)
         alone = [self._run([number]) for number in range(size)]
         if not alone:

@@ -56,20 +56,20 @@ class TrialStep:
         size = batch_size(batch, shared)
         with secret_seeds(self._model):
             reading = StepReading(self._model, batch, shared)
-            with self._noting():
+            with self._note_refusals():
                 refuse_duplicate_paths(self._model)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 recorder = Recording(tape, settle_nothing, watch_own_weights(self._model, tape))
                 runs = [(unit.layer, functools.partial(self._run, recorder, unit)) for unit in self.units]
                 losses = None
-                with replace_calls(runs), recorder.outside, self._noting():
-                    losses = self._checked(self._loss(batch), size)
+                with replace_calls(runs), recorder.outside, self._note_refusals():
+                    losses = self._check_losses(self._loss(batch), size)
             self._check_forward_pass(recorder)
             if losses is not None:  # None if the losses themselves are refused
                 self._read_gradients(recorder, reading, tape, losses)
         return size
 
-    def _checked(self, losses: Any, size: tf.Tensor) -> tf.Tensor | None:
+    def _check_losses(self, losses: Any, size: tf.Tensor) -> tf.Tensor | None:
         """The losses, checked under the tape: later operations have no gradient."""
         try:
             return check_losses(losses, size)
@@ -81,7 +81,7 @@ class TrialStep:
         graph: Any = tf.compat.v1.get_default_graph()
         start = len(graph.get_operations())
         if unit.rule is not None:
-            with self._noting(unit.layer.name):
+            with self._note_refusals(unit.layer.name):
                 return recorder.run(unit.layer, unit.rule, original, args, kwargs)
         with recorder.outside.stop_recording():
             output = original(*args, **kwargs)
@@ -90,16 +90,16 @@ class TrialStep:
         return output
 
     def _check_forward_pass(self, recorder: Recording) -> None:
-        refused = [v for layer in self._refused() for v in layer.trainable_variables]
+        refused = [v for layer in self._find_refused() for v in layer.trainable_variables]
         self.tables = set(recorder.tables())
-        with self._noting():
+        with self._note_refusals():
             refuse_added_losses(self._model)
-        with self._noting():
+        with self._note_refusals():
             recorder.refuse_reads_outside(self._model)
-        with self._noting():
+        with self._note_refusals():
             refuse_unrecorded(self._model, recorder.calls, [*recorder.direct, *refused])
 
-    def _refused(self) -> Iterator[keras.layers.Layer]:
+    def _find_refused(self) -> Iterator[keras.layers.Layer]:
         return (unit.layer for unit in self.units if unit.layer.name in self.refusals.values())
 
     def _read_gradients(
@@ -114,14 +114,14 @@ class TrialStep:
         for refusal in found:
             self.refusals.setdefault(str(refusal), "")
         for one in read:
-            with self._noting(one.call.layer.name):
+            with self._note_refusals(one.call.layer.name):
                 refuse_uncovered([one.call], {variable.path for variable, _ in factors_of(one, size, reading)})
         for variable, gradient in zip(recorder.direct, backward[len(watched) :]):
-            with self._noting():
+            with self._note_refusals():
                 reading.shares(variable, gradient)
 
     @contextlib.contextmanager
-    def _noting(self, layer: str = "") -> Iterator[None]:
+    def _note_refusals(self, layer: str = "") -> Iterator[None]:
         """Ends a block at a refusal, and notes it under the name of a layer, or ""."""
         try:
             yield

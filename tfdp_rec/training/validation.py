@@ -78,13 +78,13 @@ class Report:
         """The report on lines of 80 columns."""
         lines = [f"Model '{self.model}' {self._verdict()}"]
         for number, refusal in enumerate(self.refusals, 1):
-            lines += ["", *_wrapped(f"{number}. ", refusal)]
+            lines += ["", *_wrap(f"{number}. ", refusal)]
         if self.unread:
-            lines += ["", *_wrapped("", self.unread)]
+            lines += ["", *_wrap("", self.unread)]
         lines += ["", "How its layers are clipped:"] if self.layers else []
         for layer in self.layers:
-            lines += _wrapped("  ", f"{layer.layer} ({layer.kind}): {layer.way}")
-        lines += ["", *_wrapped("", self.compared)] if self.compared else []
+            lines += _wrap("  ", f"{layer.layer} ({layer.kind}): {layer.way}")
+        lines += ["", *_wrap("", self.compared)] if self.compared else []
         return "\n".join(lines)
 
     def _verdict(self) -> str:
@@ -94,7 +94,7 @@ class Report:
         return f"cannot be trained privately, for {several}:"
 
 
-def _wrapped(head: str, text: str) -> list[str]:
+def _wrap(head: str, text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent=head, subsequent_indent=" " * max(len(head), 2))
 
 
@@ -131,7 +131,7 @@ def validate(model: keras.Model, batch: Any) -> Report:
           out (Dense): closed form, 5 weights
     """
     batch = examples_of(batch)
-    before = [*_of_the_model(model), *_of_the_batch(batch)]
+    before = [*_check_model(model), *_check_batch(batch)]
     if before or not isinstance(model, PrivateTraining):
         units = units_and_refusals(model)
         refused = {unit.refusal: unit.layer.name for unit in units if unit.rule is None}
@@ -145,12 +145,12 @@ def validate(model: keras.Model, batch: Any) -> Report:
         trial = TrialStep(model, loss).read(batch)
         alone = SingleExamples(model, loss, batch) if not trial.refusals else None
     model.settle()  # examples were run on withheld rows, which are published again
-    refusals = [*trial.refusals, *(alone.refusals if alone else ()), *_of_the_tables(model, trial.tables)]
+    refusals = [*trial.refusals, *(alone.refusals if alone else ()), *_check_tables(model, trial.tables)]
     report = _report(model, refusals, trial.units, trial.tables, set(trial.refusals.values()))
     return dataclasses.replace(report, compared=alone.summary if alone else "")
 
 
-def _of_the_model(model: keras.Model) -> list[str]:
+def _check_model(model: keras.Model) -> list[str]:
     # Refusals of `compile`.
     if not isinstance(model, PrivateTraining):
         kind = type(model).__name__
@@ -159,28 +159,28 @@ def _of_the_model(model: keras.Model) -> list[str]:
             f"first, class {kind}(tfdp_rec.PrivateTraining, keras.Model)."
         ]
     own = is_own(model, "per_example_loss") or is_own(model, "compute_loss")
-    loss = [] if own else [said for refuse in (refuse_unsaid_loss, refuse_no_loss) for said in _said(refuse, model)]
-    return [*_said(refuse_options, model, {}), *loss[:1]]
+    loss = [] if own else [*_catch_refusal(refuse_unsaid_loss, model), *_catch_refusal(refuse_no_loss, model)]
+    return [*_catch_refusal(refuse_options, model, {}), *loss[:1]]
 
 
-def _of_the_batch(batch: Any) -> list[str]:
+def _check_batch(batch: Any) -> list[str]:
     found: dict[str, None] = {}
     for leaf in tf.nest.flatten(batch):
         if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
-            found |= dict.fromkeys(_said(refuse_padding, leaf))
+            found |= dict.fromkeys(_catch_refusal(refuse_padding, leaf))
     return list(found)
 
 
-def _of_the_tables(model: keras.Model, tables: set[str]) -> list[str]:
+def _check_tables(model: keras.Model, tables: set[str]) -> list[str]:
     # Refusals of any mechanism, and of the one that the model is compiled with.
     several = [v for v in model.trainable_variables if v.path in tables]
-    found = {v.path: _said(refuse_on_table, v) for v in several}
+    found = {v.path: _catch_refusal(refuse_on_table, v) for v in several}
     if isinstance(model.optimizer, PrivateOptimizer):
-        found |= {v.path: _said(recursion_of_table, model.optimizer, v) for v in several if not found[v.path]}
+        found |= {v.path: _catch_refusal(recursion_of_table, model.optimizer, v) for v in several if not found[v.path]}
     return [said for saids in found.values() for said in saids]
 
 
-def _said(refuse: Any, *args: Any) -> list[str]:
+def _catch_refusal(refuse: Any, *args: Any) -> list[str]:
     try:
         refuse(*args)
     except (NotPrivate, ValueError) as refusal:
