@@ -17,7 +17,7 @@ from tfdp_rec.clipping import Negatives, clipped_sum
 from tfdp_rec.core.ground.keras_internals import layers_within
 from tfdp_rec.core.sensitivity.batches import example_leaves, map_examples, tensors
 from tfdp_rec.core.sensitivity.engine import SLACK, shared_inputs
-from tfdp_rec.training.neighbour_check import disable_randomness
+from tfdp_rec.training.numeric_checks import disable_randomness
 
 
 def assert_clipped_alone(model, batch, clip=0.7, rtol=1e-6):
