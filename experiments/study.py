@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdp_rec.core.ground.files import writing
+from tfdp_rec.core.ground.files import open_atomically
 from tfdp_rec.privacy import Accountant, Sampling
 
 WARM_UP = 10  # steps before the clock starts: tracing, and memory being found
@@ -91,7 +91,7 @@ class Study:
 
     def write(self, name: str, value: Any) -> None:
         """Writes a JSON file of the folder, whole."""
-        with writing(self.folder / name) as file:
+        with open_atomically(self.folder / name) as file:
             json.dump(value, file, indent=1)
 
     def report(self, page: str) -> None:

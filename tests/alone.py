@@ -17,7 +17,7 @@ from tfdp_rec.clipping import Negatives, clipped_sum
 from tfdp_rec.core.ground.keras_internals import layers_within
 from tfdp_rec.core.sensitivity.batches import example_leaves, map_examples, tensors
 from tfdp_rec.core.sensitivity.engine import SLACK, shared_inputs
-from tfdp_rec.training.neighbour_check import still
+from tfdp_rec.training.numeric_checks import disable_randomness
 
 
 def assert_clipped_alone(model, batch, clip=0.7, rtol=1e-6):
@@ -55,7 +55,7 @@ def without_noise(model):
     always = lambda drawn: tf.range(drawn.number, dtype=tf.int64) % drawn.catalogue  # noqa: E731
     if hasattr(model, "settle"):
         model.settle()
-    with still(model), mock.patch.object(Negatives, "draw", always):
+    with disable_randomness(model), mock.patch.object(Negatives, "draw", always):
         yield
 
 

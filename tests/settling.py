@@ -10,7 +10,7 @@ import seeding
 import tensorflow as tf
 
 import tfdp_rec
-from tfdp_rec.core.ground.withheld_rows import held_rows
+from tfdp_rec.core.ground.withheld_rows import rows_of
 from tfdp_rec.noise import KeyedNoise
 
 ROWS = 30
@@ -50,7 +50,7 @@ def in_training(steps=3):
 
 def raw(model):
     """The table as it stands, by a read that nothing guards."""
-    return held_rows(model.layers[1].embeddings).numpy()
+    return rows_of(model.layers[1].embeddings).numpy()
 
 
 def loaded_table(path):

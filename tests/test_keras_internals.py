@@ -153,9 +153,9 @@ def test_added_losses_are_those_of_add_loss():
             return inputs
 
     layer = Adds()
-    assert not keras_internals.added_losses(layer)
+    assert not keras_internals.find_added_losses(layer)
     layer(tf.ones([2]))
-    assert len(keras_internals.added_losses(layer)) == 1
+    assert len(keras_internals.find_added_losses(layer)) == 1
 
 
 def test_random_states_set_back_draw_the_same():
@@ -197,9 +197,9 @@ def test_the_loss_tracker_is_what_fit_shows():
 
 def test_compiled_metrics_are_built_by_what_they_see():
     model, _ = small()
-    assert keras_internals.compiled_metrics(model) is None
+    assert keras_internals.metrics_container(model) is None
     model.compile("sgd", loss="mse", metrics=["mae"])
-    found = keras_internals.compiled_metrics(model)
+    found = keras_internals.metrics_container(model)
     assert not found.built and any(metric is found for metric in model.metrics)
     model.test_on_batch(np.ones([4, 3]), np.ones([4, 1]))
     assert found.built and [metric.name for metric in found.metrics] == ["mae"]
@@ -219,7 +219,7 @@ def test_compiled_metrics_are_built_by_shapes_as_by_a_batch():
     part = keras.Model(model.inputs[0], {"one": model.outputs[0], "other": model.outputs[0]})
     part.compile("sgd", loss={"one": "mse"}, metrics={"one": ["mae"]})
     keras_internals.build_metrics(part, (batch[0], {"one": batch[1], "other": None}, part(batch[0]), None))
-    assert [each.name for each in keras_internals.compiled_metrics(part).metrics] == ["mae"]
+    assert [each.name for each in keras_internals.metrics_container(part).metrics] == ["mae"]
     for nothing in (None, (batch[0], None, None, None)):  # a loss without predictions, and data without targets
         keras_internals.build_metrics(small()[0], nothing)
 
@@ -347,7 +347,7 @@ def test_an_operation_is_differentiated_in_another_way_within_the_block_alone():
             y = tf.sin(x)
         return float(tape.gradient(y, x))
 
-    with pytest.raises(KeyError), keras_internals.differentiated("Sin", doubled):
+    with pytest.raises(KeyError), keras_internals.override_gradient("Sin", doubled):
         assert slope() == 2.0
         raise KeyError
     assert slope() == 1.0
@@ -368,7 +368,7 @@ def test_a_check_runs_once_before_every_file_and_copy(tmp_path, monkeypatch):
     for module, name in ((saving_lib, "_save_state"), (legacy_h5_format, "save_model_to_hdf5")):
         monkeypatch.setattr(module, name, getattr(module, name))  # so that they are put back at the end
     seen = []
-    keras_internals.before_saving(lambda saved, hdf5: seen.append((saved, hdf5)))
+    keras_internals.register_save_check(lambda saved, hdf5: seen.append((saved, hdf5)))
     model = keras.Sequential([keras.Input([2]), keras.layers.Dense(1)])
     model.save(tmp_path / "m.keras")
     model.save_weights(tmp_path / "m.weights.h5")
@@ -402,7 +402,7 @@ def test_an_error_within_a_layer_is_raised_as_it_is():
 
     with pytest.raises(Refused, match="when calling Refusing"):
         Refusing()(np.ones([2, 3]))
-    keras_internals.raised_as_it_is(Refused)
+    keras_internals.keep_error_plain(Refused)
     with pytest.raises(Refused, match="^One sentence.$"):
         Refusing()(np.ones([2, 3]))
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from tfdp_rec.core.ground.lazily import imported_when_asked, names_for_checkers
+from tfdp_rec.core.ground.lazy_imports import lazy_getattr, names_for_checkers
 from tfdp_rec.core.ground.registration import register
 
 __version__ = "0.4.0"
@@ -78,7 +78,7 @@ def _classes() -> Iterator[tuple[str, str]]:
 register(__name__, _classes)
 
 if not TYPE_CHECKING:
-    __getattr__, __all__ = imported_when_asked(__name__, _ELSEWHERE)
+    __getattr__, __all__ = lazy_getattr(__name__, _ELSEWHERE)
     __all__ += ["__version__"]
 
     def __dir__():

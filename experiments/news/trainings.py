@@ -22,7 +22,7 @@ from experiments.generated.news_readers import SyntheticNews
 from experiments.news import ranking
 from experiments.news.published import PublishedGaussian, PublishedLabelPermutation, PublishedLaplace
 from experiments.news.settings import METHODS, Sizes
-from tfdp_rec.core.ground.files import replacing
+from tfdp_rec.core.ground.files import replace_atomically
 from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.data import mind
 from tfdp_rec.federated import (
@@ -123,7 +123,7 @@ class Trainings:
         if data is not None:
             return mind.read(data)
         if not folder.exists():
-            with replacing(folder) as made:
+            with replace_atomically(folder) as made:
                 SyntheticNews(num_users=self.sizes.users, num_news=self.sizes.news).write(made)
         return mind.read(folder, title_length=8, body_length=16)
 

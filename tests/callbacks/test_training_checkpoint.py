@@ -17,7 +17,7 @@ import tensorflow as tf
 import tfdp_rec
 from tfdp_rec.callbacks import TrainingCheckpoint
 from tfdp_rec.core.ground.refused import NotPrivate
-from tfdp_rec.core.ground.withheld_rows import held_rows
+from tfdp_rec.core.ground.withheld_rows import rows_of
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.training import training_checkpoint
@@ -104,7 +104,7 @@ class Stop(keras.callbacks.Callback):
 class NoLastWords(TrainingCheckpoint):
     """What a killed process leaves: no checkpoint on the way out."""
 
-    def before_release(self, optimizer):
+    def save_before_release(self, optimizer):
         pass
 
 
@@ -281,7 +281,7 @@ def test_an_interrupted_resumption_tells_its_steps_and_forgets_no_noise(finished
     for _ in range(2):
         again.model.train_on_batch(IDS[:6], LABELS[:6])
     assert not again.model.optimizer.releasable
-    before = held_rows(again.model.layers[1].embeddings).numpy().copy()
+    before = rows_of(again.model.layers[1].embeddings).numpy().copy()
     fill, seen = training_checkpoint._fill, []
 
     def interrupted(*arguments):
@@ -295,7 +295,7 @@ def test_an_interrupted_resumption_tells_its_steps_and_forgets_no_noise(finished
     assert again.model.privacy_history.snapshot().steps == 2 + 5
     assert again.model.optimizer.releasable
     unread = ~np.isin(np.arange(ROWS), IDS[:6])
-    assert np.all(np.any(held_rows(again.model.layers[1].embeddings).numpy() != before, axis=1)[unread])
+    assert np.all(np.any(rows_of(again.model.layers[1].embeddings).numpy() != before, axis=1)[unread])
 
 
 def test_the_file_is_no_model(finished, tmp_path):
@@ -427,7 +427,7 @@ def test_what_another_model_owes_to_the_table_is_paid_before_a_checkpoint(tmp_pa
     for _ in range(3):
         other.train_on_batch(IDS[:6], LABELS[:6])
     table = setup.model.layers[1].embeddings
-    before = held_rows(table).numpy().copy()
+    before = rows_of(table).numpy().copy()
     setup.checkpoint.save()
     assert setup.model.optimizer.releasable and other.optimizer.releasable
     again = Setup(tmp_path, noise_multiplier=0.01)

@@ -63,7 +63,7 @@ def test_a_signal_goes_on_to_the_command_and_its_code_comes_back(libc):
     """The same signal: one that is ignored here, as in the background, would be ignored there."""
     ends = "signal.signal(15, lambda *_: os._exit(7))"
     waits = f"import os, signal, time\n{ends}\nos.kill(os.getppid(), 15)\ntime.sleep(600)"
-    with interruption.answered():
+    with interruption.handle_signals():
         assert own_network.run([sys.executable, "-c", waits]) == 7
 
 

@@ -80,7 +80,7 @@ def test_a_release_of_another_thread_waits_until_all_steps_are_counted(monkeypat
     trainer = trainer_of(Attempts(), steps)
     trainer._between_rounds, trainer._count = Lock(), lambda made: order.append("counted")
     history = SimpleNamespace(merge=lambda found: order.append("history"))
-    local = SimpleNamespace(compile=lambda **options: None, loaded_history=lambda: history)
+    local = SimpleNamespace(compile=lambda **options: None, open_history=lambda: history)
     trainer._model_fn, trainer._optimizer_fn, trainer._compile_options = lambda: local, lambda: None, {}
     trainer._optimizer = SimpleNamespace(privacy_history=SimpleNamespace(snapshot=dict))
     trainer._watch = SimpleNamespace(greet=lambda: None, during=lambda work: work())

@@ -206,7 +206,7 @@ def test_a_signal_is_heard_while_eigenvectors_are_computed(monkeypatch):
     monkeypatch.setattr(np.linalg, "eigh", lambda noisy: done.wait(60))
     threading.Timer(0.5, os.kill, [os.getpid(), signal.SIGTERM]).start()
     try:
-        with interruption.answered(), pytest.raises(KeyboardInterrupt):
+        with interruption.handle_signals(), pytest.raises(KeyboardInterrupt):
             denoising.denoise(np.zeros((3, 3), np.float32), 1.0)
         assert not done.is_set()
     finally:
@@ -226,7 +226,7 @@ def test_a_stop_that_python_drops_is_heard_before_a_payment(tmp_path):
     with Ledger(tmp_path / "ledger.jsonl", "user", Snapshot(100, "user")) as ledger:
         ledger.note(budget.LABEL, dataclasses.asdict(budget.Budget(8.0, 1e-6)))
         payment = run_state.ReleasePayment([ledger], lambda: None)
-        with interruption.answered():
+        with interruption.handle_signals():
             dies = Dies()
             weakref.finalize(dies, os.kill, os.getpid(), signal.SIGTERM)
             del dies  # where Python only says that it ignores a KeyboardInterrupt
@@ -363,7 +363,7 @@ def killed(run, monkeypatch, small):
     """A run that SIGKILL ended once its sums were kept."""
     with monkeypatch.context() as patch:
         patch.setattr(pipeline, "same_for_all", full)
-        patch.setattr(RunState, "end", lambda self, is_done: (self.close(), run_state.let_go(self.directory)))
+        patch.setattr(RunState, "end", lambda self, is_done: (self.close(), run_state.end_hold(self.directory)))
         assert train(*small) == 2
     assert (run / "private" / "resume" / "log").exists()
 
@@ -493,8 +493,8 @@ def heard():
 
 def test_a_signal_is_kept_waiting_until_what_must_be_whole_is_done(heard):
     done = []
-    with interruption.answered(), pytest.raises(KeyboardInterrupt):
-        with interruption.deferred():
+    with interruption.handle_signals(), pytest.raises(KeyboardInterrupt):
+        with interruption.defer_signals():
             os.kill(os.getpid(), signal.SIGHUP)
             done.append("whole")
         done.append("never")
@@ -503,7 +503,7 @@ def test_a_signal_is_kept_waiting_until_what_must_be_whole_is_done(heard):
 
 def test_who_was_told_to_stop_is_not_told_again_while_it_cleans_up():
     cleaned = []
-    with interruption.answered():
+    with interruption.handle_signals():
         try:
             os.kill(os.getpid(), signal.SIGTERM)
         except KeyboardInterrupt:
@@ -515,7 +515,7 @@ def test_who_was_told_to_stop_is_not_told_again_while_it_cleans_up():
 def test_a_signal_that_is_ignored_stays_ignored():
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with interruption.answered():
+        with interruption.handle_signals():
             os.kill(os.getpid(), signal.SIGHUP)
             assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
         assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN

@@ -184,7 +184,7 @@ def test_it_stays_so_through_the_look_ahead_and_for_the_workers_of_a_cluster():
     ):
         element = next(iter(tfdp_rec.data.lookahead(dataset, model)))
         expected = np.where(element.batch.batch["id"].numpy() == 3, False, True)
-        assert Batch.proved(element, (), 4).present.numpy().tolist() == expected.tolist() and not expected.all()
+        assert Batch.from_draw(element, (), 4).present.numpy().tolist() == expected.tolist() and not expected.all()
 
 
 @pytest.mark.parametrize("wrong", [lambda indices: [True], lambda indices: np.ones([len(indices), 2], bool)])

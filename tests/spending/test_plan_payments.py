@@ -18,7 +18,7 @@ from tfdp_rec.core.claim.events import PlannedDpEvent
 from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.core.claim.payments import Payments
 from tfdp_rec.core.ground.refused import NotPrivate
-from tfdp_rec.core.ground.withheld_rows import held_rows
+from tfdp_rec.core.ground.withheld_rows import rows_of
 from tfdp_rec.data import FixedOrder
 from tfdp_rec.privacy import Accountant, BrokenLedger, Unaccounted, optimised_correlation
 from tfdp_rec.training import training_checkpoint
@@ -467,7 +467,7 @@ def test_a_plan_whose_state_cannot_be_written_is_erased(tmp_path, lazily, monkey
     with pytest.raises(OSError, match="No space"):
         first.fit(3)
     monkeypatch.undo()
-    assert all(np.all(np.isnan(held_rows(weight).numpy())) for weight in first.model.trainable_variables)
+    assert all(np.all(np.isnan(rows_of(weight).numpy())) for weight in first.model.trainable_variables)
     with pytest.raises(RuntimeError, match="cut short.*resume"):
         first.model.get_weights()
     with pytest.raises((RuntimeError, tf.errors.OpError), match="cut short"):

@@ -20,7 +20,7 @@ from settling import EVERY_ID, ROWS, assert_settled, batches, in_training, model
 import tfdp_rec
 from tfdp_rec.clipping import clipped_sum
 from tfdp_rec.core.ground.refused import NotPrivate
-from tfdp_rec.core.ground.withheld_rows import withheld
+from tfdp_rec.core.ground.withheld_rows import find_withheld
 from tfdp_rec.noise import KeyedNoise
 
 BATCHES = list(batches())
@@ -331,8 +331,8 @@ def test_rows_move_without_being_copied():
     for x, y in BATCHES[:3]:
         before = address(vars(held)["_value"])
         model.prepare((x, y))
-        withheld(held).withhold()
-        assert address(withheld(held).private) == before
+        find_withheld(held).withhold()
+        assert address(find_withheld(held).private) == before
         model.train_on_batch(x, y)
         model.settle()
 

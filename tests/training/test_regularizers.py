@@ -14,7 +14,7 @@ from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.optimizers import Adagrad, Preselection
 from tfdp_rec.privacy import Accountant, BufferedToeplitz, Correlation, PoissonSampling
-from tfdp_rec.training.validation import _of_the_tables
+from tfdp_rec.training.validation import _check_tables
 
 ROWS, WIDTH, SIZE = 53, 5, 4
 RNG = np.random.default_rng(4)
@@ -165,7 +165,7 @@ def test_what_is_no_exact_decay_is_refused_in_training_and_told_before(name):
     model = model_of(optimizer(), regularizer, None)
     with pytest.raises(NotPrivate, match=match) as refused:
         model.train_on_batch(IDS[:SIZE], LABELS[:SIZE])
-    assert [str(refused.value)] == _of_the_tables(model, {"some/embeddings"})
+    assert [str(refused.value)] == _check_tables(model, {"some/embeddings"})
     if name in ("L1", "EANA"):  # the whole of it takes seconds
         assert [str(refused.value)] == list(tfdp_rec.validate(model, (IDS, LABELS)).refusals)
     assert len(str(refused.value)) < 500 and str(refused.value).endswith(".")

@@ -11,7 +11,7 @@ from settling import EVERY_ID, IDS, LABELS, ROWS, assert_settled, in_training, l
 
 import tfdp_rec
 from tfdp_rec.core.ground.refused import NotPrivate
-from tfdp_rec.core.ground.withheld_rows import held_rows
+from tfdp_rec.core.ground.withheld_rows import rows_of
 from tfdp_rec.core.mechanism.weights import PrivateWeights
 from tfdp_rec.training.release_methods import ReleaseMethods
 
@@ -183,7 +183,7 @@ def _through(door, model, folder):
         "save_weights": (saved,),
         "export": (str(folder / "servable"), "tf_saved_model", False),
         "load_weights": (folder / "save_weights.weights.h5",),
-        "set_weights": ([value.numpy() for value in map(held_rows, model.weights)],),
+        "set_weights": ([value.numpy() for value in map(rows_of, model.weights)],),
         "set_state_tree": ({},),
     }
     getattr(model, door)(*takes.get(door, ()))

@@ -117,7 +117,7 @@ def _name_options(message: str, args: argparse.Namespace) -> str:
 def _answer(parser: argparse.ArgumentParser, given: list[str]) -> int:
     args = parser.parse_args(given)
     args.given = given
-    with interruption.answered():
+    with interruption.handle_signals():
         try:
             return args.run(args)
         except (KeyboardInterrupt, ValueError, OSError, ImportError) as problem:

@@ -19,7 +19,7 @@ from typing import Any
 
 from tfdp_rec.core.claim import ledger
 from tfdp_rec.core.claim.statement import rounded_up
-from tfdp_rec.core.ground.lazily import optional
+from tfdp_rec.core.ground.lazy_imports import optional
 from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.federated import accounting
 from tfdp_rec.federated.settings import FederatedSettings, Nodes, refuse_more_than

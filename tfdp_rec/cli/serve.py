@@ -16,7 +16,7 @@ import contextlib
 import threading
 
 from tfdp_rec.cli import quiet
-from tfdp_rec.core.ground.lazily import optional
+from tfdp_rec.core.ground.lazy_imports import optional
 from tfdp_rec.settings import integer
 
 

@@ -37,8 +37,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tfdp_rec.cli import quiet
-from tfdp_rec.core.ground.files import hold, let_go
-from tfdp_rec.core.ground.lazily import optional
+from tfdp_rec.core.ground.files import end_hold, hold
+from tfdp_rec.core.ground.lazy_imports import optional
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.run_folder import LEDGER
 from tfdp_rec.job.settings import SHUFFLED, JobSettings
@@ -190,7 +190,7 @@ def _run_in_own_network(args: argparse.Namespace, state: RunState | None) -> int
     if not other_interfaces():
         return None
     if state:
-        let_go(state.directory)
+        end_hold(state.directory)
     code = own_network.run([sys.executable, "-m", "tfdp_rec.cli", *args.given])
     if state and code is None:
         hold(state.directory)

@@ -25,7 +25,7 @@ from tfdp_rec.core.sensitivity.weights import LEAST_CLIP
 from tfdp_rec.layers.candidate_scores import CandidateScores, CandidateScoresRule
 from tfdp_rec.layers.negatives import Negatives
 from tfdp_rec.layers.tower_scores import TowerScores
-from tfdp_rec.training.neighbour_check import check
+from tfdp_rec.training.numeric_checks import check
 
 __all__ = [
     "LEAST_CLIP", "Call", "CandidateScores", "CandidateScoresRule", "ClippedSum", "Clipping", "Conv1DRule", "DenseRule",

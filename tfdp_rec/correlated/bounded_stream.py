@@ -31,7 +31,7 @@ from tfdp_rec.core.claim.fetch import Shared, spec_of
 from tfdp_rec.core.claim.names import new_iteration
 from tfdp_rec.core.claim.orders import Order
 from tfdp_rec.core.claim.schemes import integer
-from tfdp_rec.core.ground.files import writing
+from tfdp_rec.core.ground.files import open_atomically
 from tfdp_rec.core.ground.refused import NotPrivate
 
 Events = Any
@@ -204,7 +204,7 @@ class BoundedStream(Order):
         The other process goes on with the same events, by `position=`, or with those that come after them if
         `next_part` was called before `save`. Others are refused.
         """
-        with writing(path, "wb", private=True) as file:
+        with open_atomically(path, "wb", private=True) as file:
             self._begin.save(file, handed_out=np.array(self._handed_out, np.uint64))
 
     def load(self, path: str) -> None:

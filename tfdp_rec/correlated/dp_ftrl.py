@@ -39,7 +39,7 @@ import tensorflow as tf
 from tfdp_rec.core.claim.events import DpEvent, PlannedDpEvent
 from tfdp_rec.core.claim.orders import Order
 from tfdp_rec.core.claim.sampling_proof import Source
-from tfdp_rec.core.ground.demands import Check, demand_all
+from tfdp_rec.core.ground.graph_checks import Check, require_all
 from tfdp_rec.core.mechanism.arguments import Numbers, Planned
 from tfdp_rec.core.mechanism.base import PrivateOptimizer, Step
 from tfdp_rec.core.mechanism.correlated_noise import BufferedToeplitz, Correlation
@@ -261,7 +261,7 @@ class Course:
             return
         self._within = True
         try:
-            with run_after(demand_all(self._completeness_check())):
+            with run_after(require_all(self._completeness_check())):
                 begun = self.mark_unfinished(1)
             graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
             before = 0 if graph is None else len(graph.get_operations())

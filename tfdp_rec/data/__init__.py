@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING
 
 from tfdp_rec.core.claim.orders import FixedOrder
 from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
-from tfdp_rec.core.ground.lazily import imported_when_asked
+from tfdp_rec.core.ground.lazy_imports import lazy_getattr
 from tfdp_rec.correlated.bounded_stream import BoundedStream
 from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.datasets.movielens import files as movielens
@@ -24,4 +24,4 @@ if TYPE_CHECKING:
     from tfdp_rec.datasets.logs.interactions import Interactions
     from tfdp_rec.datasets.logs.items import Items
 else:
-    __getattr__, _ = imported_when_asked(__name__)
+    __getattr__, _ = lazy_getattr(__name__)

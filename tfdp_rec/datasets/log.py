@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.core.ground.files import writing
+from tfdp_rec.core.ground.files import open_atomically
 
 PADDING = 0  # the number that stands for no item
 NO_ITEM = -(2**63)  # no item's id: it fills up lists of ids of different lengths
@@ -163,7 +163,7 @@ class Log:
         path = Path(folder)
         path.mkdir(parents=True, exist_ok=True)
         for name, values in (("items", self.numbers), ("offsets", self.offsets)):
-            with writing(path / f"{name}.npy", "wb") as file:
+            with open_atomically(path / f"{name}.npy", "wb") as file:
                 np.save(file, values)
 
     @classmethod

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.core.ground.files import writing
+from tfdp_rec.core.ground.files import open_atomically
 from tfdp_rec.datasets.log import PADDING
 from tfdp_rec.datasets.next_item import NextItemExamples
 
@@ -33,7 +33,7 @@ class SharedTimelines:
             raise ValueError("Workers of a cluster predict what comes next: read the log with time=.")
         held = {"movies": examples.items, "starts": examples.starts, "lengths": examples.lengths}
         for name, values in held.items():
-            with writing(self.folder / name, "wb", private=True) as file:
+            with open_atomically(self.folder / name, "wb", private=True) as file:
                 np.ascontiguousarray(values, _FILES[name].as_numpy_dtype).tofile(file)
 
     def batches(self, sampling: Any) -> tf.data.Dataset:

@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from tfdp_rec.core.ground.lazily import imported_when_asked
+from tfdp_rec.core.ground.lazy_imports import lazy_getattr
 from tfdp_rec.distribute.cluster import Cluster as Cluster
 from tfdp_rec.distribute.local_cluster import LocalCluster as LocalCluster
 
@@ -11,5 +11,5 @@ if TYPE_CHECKING:
     from tfdp_rec.distribute.connection import ServerLost as ServerLost
     from tfdp_rec.distribute.trainer import ParameterServerTrainer as ParameterServerTrainer
 else:
-    __getattr__, __all__ = imported_when_asked(__name__)
+    __getattr__, __all__ = lazy_getattr(__name__)
     __all__ += ["Cluster", "LocalCluster"]

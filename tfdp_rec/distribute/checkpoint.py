@@ -26,7 +26,7 @@ import tensorflow as tf
 
 from tfdp_rec.core.claim.entries import Entries
 from tfdp_rec.core.claim.ledger import Mark, finite, parsed, written
-from tfdp_rec.core.ground.files import digest, replacing, rows_at_a_time
+from tfdp_rec.core.ground.files import digest, replace_atomically, rows_at_a_time
 from tfdp_rec.core.mechanism.tables import scatter
 from tfdp_rec.distribute.sections import Lock
 
@@ -50,7 +50,7 @@ class Checkpoints:
         older = self._paths()
         number = 1 + (int(_NAME.search(older[-1]).group(1)) if older else 0)  # type: ignore[union-attr]
         path = os.path.join(self.directory, f"{number:06d}-step-{step}{_SUFFIX}")
-        with replacing(path) as temporary:
+        with replace_atomically(path) as temporary:
             os.mkdir(temporary, mode=0o700)
             hashes: dict[str, str] = {}
             for index, state in enumerate(self._states):

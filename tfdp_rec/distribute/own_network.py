@@ -35,7 +35,7 @@ def run(command: Sequence[str]) -> int | None:
             code = child.wait()
             return code if code >= 0 else 128 - code
         except KeyboardInterrupt:
-            child.send_signal(interruption.last())
+            child.send_signal(interruption.last_signal())
 
 
 def _enter(libc: ctypes.CDLL, user: int, group: int) -> None:

@@ -15,8 +15,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.demands import demand
 from tfdp_rec.core.ground.files import row_chunks
+from tfdp_rec.core.ground.graph_checks import require
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.independence import rows_of
 from tfdp_rec.distribute.parameter_server import ParameterServer
@@ -68,7 +68,7 @@ class ServedTable:
         flat = tf.reshape(tf.cast(indices, tf.int64), [-1])
         place = tf.minimum(tf.searchsorted(ids, flat), tf.size(ids) - 1)
         announced = tf.gather(ids, place) == flat
-        with tf.control_dependencies(demand(announced, _UNTOLD.format(self.path))):
+        with tf.control_dependencies(require(announced, _UNTOLD.format(self.path))):
             # Zeros for an id that was not announced, or one example would read the row of another id.
             found = tf.where(announced[:, None], tf.gather(rows, place), tf.zeros([], rows.dtype))
         read = rows_of(tf.reshape(found, tf.concat([tf.shape(indices), self.shape[1:]], axis=0)), indices)

@@ -43,7 +43,7 @@ from tfdp_rec.distribute.parameter_server import refuse_unserved
 from tfdp_rec.distribute.served_model import ServedModel
 from tfdp_rec.distribute.worker_step import Made, WorkerStep
 from tfdp_rec.training.batch import examples_of
-from tfdp_rec.training.callback_checks import refuse_forgetting, several, with_budget_of_plan
+from tfdp_rec.training.callback_checks import add_plan_budget, list_callbacks, refuse_forgetting
 from tfdp_rec.training.model import PrivateTraining
 
 _MAY_DIFFER = ("name", "learning_rate", "noise", "secure", "dense_optimizer")  # none of these touches the guarantee
@@ -310,7 +310,7 @@ class ParameterServerTrainer:
         self._refuse_unresumed("fit")
         model = self.cluster_model
         model.stop_training, model.feeding = False, self._source
-        callbacks = with_budget_of_plan(self._optimizer.plan, several(callbacks))
+        callbacks = add_plan_budget(self._optimizer.plan, list_callbacks(callbacks))
         refuse_forgetting(self._optimizer, callbacks)
         self._refuse_listeners(callbacks)
         rounds = [min(steps_per_report, steps - before) for before in range(0, steps, steps_per_report)]
@@ -439,7 +439,7 @@ class ParameterServerTrainer:
             local.table_reader(self._spec)
         with self._between_rounds:
             self._watch.during(lambda: self._served.fetch(local))
-            local.loaded_history().merge(self._optimizer.privacy_history.snapshot())
+            local.open_history().merge(self._optimizer.privacy_history.snapshot())
             self.save()
         return local
 

@@ -12,7 +12,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from tfdp_rec.core.ground.files import writing
+from tfdp_rec.core.ground.files import open_atomically
 from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.federated import local
 from tfdp_rec.federated import participant as participants
@@ -128,7 +128,7 @@ def load(path: str, model: keras.Model) -> list[np.ndarray]:
 
 def save(path: str, model: keras.Model, weights: list[np.ndarray]) -> None:
     """Writes trainable weights, whole or not at all."""
-    with writing(path, "wb") as file:
+    with open_atomically(path, "wb") as file:
         np.savez(file, **dict(zip(_names(model), weights)))  # type: ignore[arg-type]
 
 

@@ -41,7 +41,7 @@ from numpy.typing import ArrayLike, NDArray
 from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.claim.ledger import Mark, Payment, Snapshot
 from tfdp_rec.core.claim.profiles import composed_epsilon, releases_of
-from tfdp_rec.core.ground.files import writing
+from tfdp_rec.core.ground.files import open_atomically
 from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated import accounting, graphs
 from tfdp_rec.federated.mechanism import AttentionMechanism
@@ -217,7 +217,7 @@ class PrivateClient:
 
     def _save(self, state: State) -> None:
         state.mark = list(dataclasses.astuple(self._ledger.mark))
-        with writing(self._state_path, private=True) as file:
+        with open_atomically(self._state_path, private=True) as file:
             json.dump(dataclasses.asdict(state), file)
 
     def _protects(self, click: list[str]) -> bool:

@@ -28,7 +28,7 @@ from numpy.typing import NDArray
 from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent
 from tfdp_rec.core.claim.ledger import BrokenLedger, Ledger, Mark, Payment, Snapshot
 from tfdp_rec.core.claim.profiles import composed_epsilon, releases_of
-from tfdp_rec.core.ground.files import writing
+from tfdp_rec.core.ground.files import open_atomically
 from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated import accounting
 from tfdp_rec.federated.cohort import Client
@@ -137,7 +137,7 @@ class Participant:
         return f"{self.terms.ledger}.mark"
 
     def _remember(self, ledger: Ledger) -> None:
-        with writing(self._mark_path, private=True) as file:
+        with open_atomically(self._mark_path, private=True) as file:
             json.dump(dataclasses.asdict(ledger.mark), file)
 
     # Labels: drawn once, kept with the ids of their candidates.

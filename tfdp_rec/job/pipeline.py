@@ -32,7 +32,7 @@ from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.composition import epsilon_of
 from tfdp_rec.core.claim.events import ComposedDpEvent, GaussianDpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.statement import Statement, rounded_up
-from tfdp_rec.core.ground.files import replacing, rows_at_a_time
+from tfdp_rec.core.ground.files import replace_atomically, rows_at_a_time
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.job import report
@@ -389,7 +389,7 @@ def _release(job: Job, items: Items, made: MadeRecommender) -> Mapping[Any, str]
     folder.write(STATEMENT, made.statement or report.NO_GUARANTEE)
     if is_trained(job.settings.released_name):
         made.model.save(str(folder.release / MODEL))
-    with replacing(folder.release / SERVABLE) as temporary:
+    with replace_atomically(folder.release / SERVABLE) as temporary:
         export(temporary, made.model, items, titles, min(job.settings.top_k, len(items)))
     return titles
 

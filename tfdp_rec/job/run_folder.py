@@ -16,7 +16,7 @@ import pathlib
 import uuid
 from typing import Any
 
-from tfdp_rec.core.ground.files import Path, writing
+from tfdp_rec.core.ground.files import Path, open_atomically
 
 RELEASE, PRIVATE = "release", "private"
 LEDGER, SERVABLE, STATEMENT, RELEASED, MODEL, CARD = (
@@ -55,7 +55,8 @@ class RunFolder:
 
     def write(self, name: str, content: str | bytes) -> None:
         """Writes a file whole, into its part of the folder; private ones are for their owner alone."""
-        with writing(find(self.path, name), "w" if isinstance(content, str) else "wb", name not in _IN_RELEASE) as file:
+        mode = "w" if isinstance(content, str) else "wb"
+        with open_atomically(find(self.path, name), mode, name not in _IN_RELEASE) as file:
             file.write(content)
 
     def remove_if_empty(self) -> None:

@@ -53,7 +53,7 @@ from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.claim.ledger import Ledger, Mark, Paid, Snapshot, read
 from tfdp_rec.core.claim.statement import Statement
 from tfdp_rec.core.ground import interruption
-from tfdp_rec.core.ground.files import Path, digest, hold, let_go, remove, unheld, writing
+from tfdp_rec.core.ground.files import Path, digest, end_hold, hold, hold_if_free, open_atomically, remove
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.job.budget import LABELS, Budget
@@ -97,7 +97,7 @@ class WarmStart:
         }  # fmt: skip
         if os.path.isfile(model := find(folder, MODEL)):
             arrays["model"] = digest(model)
-        with writing(find(folder, RELEASED), "wb") as file:
+        with open_atomically(find(folder, RELEASED), "wb") as file:
             if isinstance(recommender, SpectralRecommender):
                 recommender.write(file, **arrays)
             else:
@@ -258,8 +258,8 @@ class ReleasePayment:
 
     def spend(self, event: DpEvent, label: str) -> None:
         """Pays, durably; the log may be looked at once this has returned."""
-        interruption.raise_if_asked()
-        with interruption.deferred():  # else a payment could stand in a ledger that is never given back
+        interruption.check_interruption()
+        with interruption.defer_signals():  # else a payment could stand in a ledger that is never given back
             for ledger in self.ledgers:
                 due = Budget.read(ledger).event_due(ledger, event, label)
                 self.numbers.append((ledger, ledger.pay(due, label=label, settings={"sampling": None})))
@@ -268,7 +268,7 @@ class ReleasePayment:
 
     def give_back(self) -> None:
         """Takes back all of it."""
-        with interruption.deferred():
+        with interruption.defer_signals():
             for ledger, number in self.numbers:
                 ledger.give_back(number, 1)
             self._keep_marks()
@@ -300,7 +300,7 @@ class RunState:
         place = resume_folder(out) if directory is None else pathlib.Path(directory)
         if (place / RUN).exists():
             hold(place)
-            let_go(place)
+            end_hold(place)
             if directory is not None:
                 raise ValueError(f"{directory} holds a run: go on with it by --resume, or give another --checkpoint.")
             if clear(place) == RESUMABLE:
@@ -346,7 +346,7 @@ class RunState:
             "continues": dataclasses.asdict(self.continues) if self.continues else None,
             "ledgers": self._marks, "noises": self.noises, "seats": self.seats,
         }  # fmt: skip
-        with writing(self.directory / RUN, private=True) as file:
+        with open_atomically(self.directory / RUN, private=True) as file:
             json.dump(run, file, indent=1)
 
     def keep(self, **decided: Any) -> None:
@@ -442,7 +442,7 @@ class RunState:
         if not path.exists():
             self._refuse_lost()
             try:
-                with writing(path, "wb", private=True, reserve=most) as file:
+                with open_atomically(path, "wb", private=True, reserve=most) as file:
                     make(payment, file)
             except (KeyboardInterrupt, OSError):
                 if not path.exists():  # else it was kept, and is paid for
@@ -468,7 +468,7 @@ class RunState:
 
     def keep_result(self, name: str, result: Mapping[str, Any]) -> None:
         """Keeps what came of a recommender."""
-        with writing(pathlib.Path(self.training_folder(name)) / "result.json", private=True) as file:
+        with open_atomically(pathlib.Path(self.training_folder(name)) / "result.json", private=True) as file:
             json.dump(result, file, indent=1)
 
     def result(self, name: str) -> dict[str, Any] | None:
@@ -479,7 +479,7 @@ class RunState:
     def end(self, is_done: bool) -> str:
         """Closes the ledgers, removes what is needed no longer, and returns NOTHING, RESUMABLE or LOST."""
         self.close()
-        let_go(self.directory)
+        end_hold(self.directory)
         if not self.in_run_folder:
             return outcome(self.directory)
         if is_done:
@@ -539,7 +539,7 @@ def sweep(runs: pathlib.Path) -> list[str]:
     commands = []
     for lock in [*runs.glob(f"*/{PRIVATE}/{RESUME}/in-use"), *runs.glob(".*.private/in-use")]:
         directory = lock.parent
-        with unheld(directory) as free:
+        with hold_if_free(directory) as free:
             if free and (directory / RUN).exists():
                 was_there = (directory / LOG).exists()
                 if clear(directory) == RESUMABLE and was_there:

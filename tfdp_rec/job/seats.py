@@ -37,7 +37,7 @@ import pyarrow.parquet
 from numpy.typing import NDArray
 
 from tfdp_rec.core.claim.ledger import Ledger
-from tfdp_rec.core.ground.files import remove, sync_entry, writing
+from tfdp_rec.core.ground.files import open_atomically, remove, sync_entry
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.job.budget import Budget
 from tfdp_rec.job.run_folder import SEATS
@@ -114,7 +114,7 @@ def _write(folder: pathlib.Path, ledger: Ledger, table: pa.Table, day: int) -> s
     found = secrets.token_hex(8)
     for left in folder.glob(f".*.{_NEXT}"):  # of a process that was killed
         remove(left)
-    with writing(folder / _NEXT, "wb", private=True) as file:
+    with open_atomically(folder / _NEXT, "wb", private=True) as file:
         pa.parquet.write_table(table.replace_schema_metadata({_ID: found.encode()}), file)
     ledger.note(LABEL, {"day": day, "list": found})
     _name(folder)

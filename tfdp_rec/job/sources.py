@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from tfdp_rec.core.ground.files import matching
+from tfdp_rec.core.ground.files import find_paths
 from tfdp_rec.datasets.logs import sources as log_files
 from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.datasets.movielens import files, generated
@@ -107,7 +107,7 @@ class OwnFiles(LogSource):
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"--{name}: there is no file {path}.")
         for path in settings.data:
-            if not matching(path):
+            if not find_paths(path):
                 raise FileNotFoundError(f"--data: there is nothing at {path}.")
         absolute: dict[str, Any] = {name: os.path.abspath(path) for name, path in paths.items()}
         return dataclasses.replace(settings, data=tuple(map(os.path.abspath, settings.data)), **absolute)

@@ -22,9 +22,9 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import ArrayLike
 
-from tfdp_rec.core.ground.keras_internals import guarded_resource
+from tfdp_rec.core.ground.keras_internals import look_up_resource
 from tfdp_rec.core.ground.refused import NotPrivate
-from tfdp_rec.core.ground.withheld_rows import held_rows
+from tfdp_rec.core.ground.withheld_rows import rows_of
 from tfdp_rec.core.sensitivity import factors, rules
 from tfdp_rec.core.sensitivity.rules import check_ids
 from tfdp_rec.layers.negatives import Negatives, Softmax, any_of, best, is_among, negatives_of, repeats_last
@@ -152,7 +152,7 @@ class CandidateScores(keras.layers.Layer):
     ) -> tf.Tensor:  # fmt: skip
         operands = self.operands(query, positives, negatives, exclude, offsets)
         flat, positives, negatives, exclude, offsets, _ = operands
-        products = self.products(flat, positives, negatives, guarded_resource(self.embeddings), offsets)
+        products = self.products(flat, positives, negatives, look_up_resource(self.embeddings), offsets)
         return self.finish(products, positives, negatives, exclude, as_loss, query)
 
     def operands(
@@ -268,7 +268,7 @@ class CandidateScoresRule(rules.Rule):
         # `factors` needs rows, not ids; a second lookup or draw would not be the one that the logits are made of.
         call.args, call.kwargs = (query, positives, negatives), {"drawn": drawn}
         hooks.before_read(layer.embeddings, _one_after_the_other(positives, negatives))
-        products = layer.products(query, positives, negatives, held_rows(layer.embeddings), offsets)
+        products = layer.products(query, positives, negatives, rows_of(layer.embeddings), offsets)
         watched = tuple(map(hooks.watch, products))
         return layer.finish(watched, positives, negatives, exclude, as_loss, given_query)
 

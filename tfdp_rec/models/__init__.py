@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from tfdp_rec.core.ground.lazily import imported_when_asked
+from tfdp_rec.core.ground.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from tfdp_rec.models import news as news
@@ -14,4 +14,4 @@ if TYPE_CHECKING:
     from tfdp_rec.models.sasrec import SASRec as SASRec
     from tfdp_rec.models.two_tower import TwoTower as TwoTower
 else:
-    __getattr__, __all__ = imported_when_asked(__name__)
+    __getattr__, __all__ = lazy_getattr(__name__)

@@ -7,7 +7,7 @@ does not.
 
 from typing import TYPE_CHECKING
 
-from tfdp_rec.core.ground.lazily import imported_when_asked
+from tfdp_rec.core.ground.lazy_imports import lazy_getattr
 
 # A federated client draws words (`words`) and never loads TensorFlow.
 if TYPE_CHECKING:
@@ -19,4 +19,4 @@ if TYPE_CHECKING:
     from tfdp_rec.core.mechanism.noise.tails import truncation_delta as truncation_delta
     from tfdp_rec.core.mechanism.noise.words import release as release
 else:
-    __getattr__, __all__ = imported_when_asked(__name__)
+    __getattr__, __all__ = lazy_getattr(__name__)

@@ -5,7 +5,7 @@ These are the names for users. They live in the rooms that make them: `core/clai
 
 from typing import TYPE_CHECKING
 
-from tfdp_rec.core.ground.lazily import imported_when_asked
+from tfdp_rec.core.ground.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from tfdp_rec.core.claim.accountant import Accountant as Accountant
@@ -40,4 +40,4 @@ if TYPE_CHECKING:
     from tfdp_rec.sums.set_union import private_items as private_items
     from tfdp_rec.sums.set_union import private_terms as private_terms
 else:
-    __getattr__, __all__ = imported_when_asked(__name__)
+    __getattr__, __all__ = lazy_getattr(__name__)

@@ -29,8 +29,8 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from tfdp_rec.core.claim.entries import warn_of_ordinary_steps
-from tfdp_rec.core.ground.demands import demand, given
-from tfdp_rec.core.ground.files import is_address, replacing
+from tfdp_rec.core.ground.files import is_address, replace_atomically
+from tfdp_rec.core.ground.graph_checks import depend_on, require
 from tfdp_rec.datasets.log import Catalogue
 
 if TYPE_CHECKING:
@@ -223,7 +223,7 @@ def export(
         served = OwnIds(vocabulary, in_slots, named, answers, k)
         try:
             # An older folder stays until this one is complete.
-            with contextlib.nullcontext(filepath) if is_address(filepath) else replacing(filepath) as whole:
+            with contextlib.nullcontext(filepath) if is_address(filepath) else replace_atomically(filepath) as whole:
                 tf.saved_model.save(served, os.fspath(whole), signatures=served.questions)
         except tf.errors.OpError as problem:
             said = " ".join(problem.message.split())[:200].rstrip(".")
@@ -294,4 +294,4 @@ class _Nameless(tf.lookup.TextFileInitializer):
 
 
 def _positive(k: tf.Tensor) -> tf.Tensor:
-    return given(k, demand(k >= 1, "k must be at least 1."))
+    return depend_on(k, require(k >= 1, "k must be at least 1."))

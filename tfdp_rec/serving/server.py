@@ -26,7 +26,7 @@ from concurrent.futures import ThreadPoolExecutor
 from http import HTTPStatus
 from typing import Any
 
-from tfdp_rec.core.ground.lazily import optional
+from tfdp_rec.core.ground.lazy_imports import optional
 from tfdp_rec.serving.rest import BadRequest, Served, parse
 
 uvicorn: Any = optional("uvicorn", "serve")

@@ -32,7 +32,7 @@ from tfdp_rec.core.claim.entries import Use, id_of_use
 from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.core.claim.statement import Statement, rounded_up
-from tfdp_rec.core.ground.files import Path, writing
+from tfdp_rec.core.ground.files import Path, open_atomically
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.log import Catalogue, log_of
 from tfdp_rec.spectral import order, rules
@@ -431,7 +431,7 @@ class SpectralRecommender:
     def save(self, filepath: Path) -> None:
         """Writes an .npz file of the release and what was computed from it, for `load`; its folder must exist."""
         self._check_fitted()
-        with writing(filepath, "wb") as file:
+        with open_atomically(filepath, "wb") as file:
             self.write(file)
 
     def write(self, file: IO[bytes], **more: Any) -> None:

@@ -35,7 +35,7 @@ from scipy import special
 
 from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent, FailingDpEvent, GaussianDpEvent
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
-from tfdp_rec.core.ground.lazily import optional
+from tfdp_rec.core.ground.lazy_imports import optional
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.log import Catalogue, Log, Part
 from tfdp_rec.datasets.logs.interactions import Interactions

@@ -26,7 +26,7 @@ def refuse_adapted(model: Any) -> None:
         )
 
 
-def given_vocabularies(model: Any) -> list[int]:
+def find_file_vocabularies(model: Any) -> list[int]:
     """Places of the layers whose vocabulary was given as a file: in a loaded copy they look as if they could adapt."""
     return [place for place, layer in enumerate(layers_within(model)) if vocabulary_is_of_a_file(layer)]
 

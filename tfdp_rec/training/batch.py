@@ -40,13 +40,14 @@ class Batch:
     def from_data(cls, data: Any, shared_inputs: Sequence[str] = ()) -> Batch:
         """The batch in an element of training data."""
         upcoming = data.upcoming if isinstance(data, LookAhead) else {}
-        drawn, examples = _drawn(data), batches.hide_batch_axis(batches.tensors(examples_of(data)), shared_inputs)
+        drawn = _strip_lookahead(data)
+        examples = batches.hide_batch_axis(batches.tensors(examples_of(data)), shared_inputs)
         return cls(examples, upcoming, present=drawn.draw.present if isinstance(drawn, Drawn) else None)
 
     @classmethod
-    def proved(cls, data: Any, shared_inputs: Sequence[str], expected_batch_size: float) -> Batch:
+    def from_draw(cls, data: Any, shared_inputs: Sequence[str], expected_batch_size: float) -> Batch:
         """The batch of a training step, whose proof of its draw, if it has one, is checked and used up."""
-        examples, source = checked_batch(_drawn(data), shared_inputs, expected_batch_size)
+        examples, source = checked_batch(_strip_lookahead(data), shared_inputs, expected_batch_size)
         upcoming = data.upcoming if isinstance(data, LookAhead) else {}
         return dataclasses.replace(cls.from_data(examples, shared_inputs), upcoming=upcoming, source=source)
 
@@ -58,14 +59,14 @@ class Batch:
 
 def examples_of(data: Any) -> Any:
     """The batch as the model takes it, or its spec, without look-ahead, trailing Nones and the proof of its draw."""
-    return _without_nones(without_draw(_drawn(data)))
+    return _strip_nones(without_draw(_strip_lookahead(data)))
 
 
-def _drawn(data: Any) -> Any:
-    return _without_nones(data.batch if isinstance(data, LookAhead) else data)
+def _strip_lookahead(data: Any) -> Any:
+    return _strip_nones(data.batch if isinstance(data, LookAhead) else data)
 
 
-def _without_nones(data: Any) -> Any:
+def _strip_nones(data: Any) -> Any:
     # Keras' `(x, None, None)` as x, `(x, y, None)` as (x, y).
     if isinstance(data, tuple) and not hasattr(data, "_fields"):
         while len(data) > 1 and data[-1] is None:
@@ -78,11 +79,11 @@ def _without_nones(data: Any) -> Any:
 def first_example(data: Any, shared: Sequence[str]) -> Any:
     """The first example and what all examples share, in the dtypes of Keras' data adapters."""
 
-    def converted(values: Any) -> tf.Tensor:
+    def to_tensor(values: Any) -> tf.Tensor:
         one = tf.convert_to_tensor(values)
         return tf.cast(one, keras.config.floatx()) if one.dtype.is_floating else one
 
-    return tf.nest.map_structure(converted, map_examples(lambda values: values[:1], data, shared))
+    return tf.nest.map_structure(to_tensor, map_examples(lambda values: values[:1], data, shared))
 
 
 def predictions_of(examples: Any, outputs: list[Any]) -> Any:

@@ -22,14 +22,14 @@ _LONG, _LITTLE = 50, 0.3  # a fit of fewer steps, or with less noise, says littl
 _MONITORING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
 
 
-def several(callbacks: Any) -> list[Any]:
+def list_callbacks(callbacks: Any) -> list[Any]:
     """The callbacks given to a fit, as a list."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         raise TypeError("Pass callbacks to fit as a list of callbacks: pending noise must be settled ahead of them.")
     return list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
 
 
-def with_budget_of_plan(plan: Any, callbacks: list[Any]) -> list[Any]:
+def add_plan_budget(plan: Any, callbacks: list[Any]) -> list[Any]:
     """The callbacks, with the budget of an optimizer's plan unless one of them keeps a budget already."""
     kept = plan is None or any(getattr(each, "keeps_budget", False) for each in callbacks)
     return callbacks if kept else [*callbacks, plan.budget()]
@@ -37,7 +37,7 @@ def with_budget_of_plan(plan: Any, callbacks: list[Any]) -> list[Any]:
 
 def refuse_data_dependent(callbacks: Sequence[Any]) -> None:
     """Refuses callbacks that monitor training figures under a budget; warns of them without one."""
-    names = [name for name in map(_acting, callbacks) if name]
+    names = [name for name in map(_describe_monitor, callbacks) if name]
     if not names:
         return
     sentence = (
@@ -60,7 +60,7 @@ def refuse_forgetting(optimizer: PrivateOptimizer, callbacks: Sequence[Any], dat
         )
     # A plan of noise is paid for once. TrainingCheckpoint writes its state before it leaves by the model's own methods,
     # and between epochs. A callback that acts within an epoch can read weights in other ways, of which nothing tells.
-    kept = optimizer.keeper is not None or any(hasattr(each, "before_release") for each in callbacks)
+    kept = optimizer.keeper is not None or any(hasattr(each, "save_before_release") for each in callbacks)
     if not optimizer.correlates_noise or not kept:
         return
     names = [type(each).__name__ for each in callbacks if _is_users(each) and _acts_within_epochs(each)]
@@ -84,7 +84,7 @@ def _acts_within_epochs(callback: Any) -> bool:
     return own and not getattr(callback, "keeps_off_weights", False)
 
 
-def _acting(callback: Any) -> str | None:
+def _describe_monitor(callback: Any) -> str | None:
     # The name of a callback that acts on a training figure.
     kind = type(callback).__name__
     if isinstance(callback, keras.callbacks.TerminateOnNaN):
@@ -129,10 +129,10 @@ class FitWarnings(keras.callbacks.Callback):
         path = max(lengths, key=lengths.__getitem__, default="")
         if lengths and lengths[path] > SPOILS:
             setattr(optimizer, _WARNED, True)
-            _warn(_drowning(optimizer, path, lengths[path], steps))
+            _warn(_rate_too_large(optimizer, path, lengths[path], steps))
         elif lengths and lengths[path] < DOES_NOTHING and steps >= _LONG and optimizer.noise_multiplier > _LITTLE:
             setattr(optimizer, _WARNED, True)
-            _warn(_too_small(path, lengths[path], steps))
+            _warn(_rate_too_small(path, lengths[path], steps))
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         # The loss that Keras shows is computed from private data without noise, and so is this warning. To stop here
@@ -156,7 +156,7 @@ def _warn(sentence: str) -> None:
     warnings.warn(sentence, stacklevel=3)
 
 
-def _drowning(optimizer: PrivateOptimizer, path: str, length: float, steps: int) -> str:
+def _rate_too_large(optimizer: PrivateOptimizer, path: str, length: float, steps: int) -> str:
     return (
         f"In {steps} steps noise alone will give the rows of '{path}' a length of {length:.1f}; trained rows have a "
         f"length near 1, and in experiments {SPOILS:g} was too much. Multiply the learning rate by {1 / length:.2g}, "
@@ -165,7 +165,7 @@ def _drowning(optimizer: PrivateOptimizer, path: str, length: float, steps: int)
     )
 
 
-def _too_small(path: str, length: float, steps: int) -> str:
+def _rate_too_small(path: str, length: float, steps: int) -> str:
     return (
         f"In {steps} steps noise alone will give the rows of '{path}' a length of no more than {length:.1g}. Such "
         "a rate teaches tables nothing: trained rows have a length near 1, and in experiments noise of 0.3 to 1 was "

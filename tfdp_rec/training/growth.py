@@ -54,7 +54,7 @@ def take_over(before: Any, after: Any, kept: Kept, replaced: frozenset[str] = fr
                 raise
         history = before.saved_history()
         if history is not None:  # ahead of the weights that it is about
-            after.loaded_history().merge(history)
+            after.open_history().merge(history)
         for pair in pairs:
             _copy(pair)
 
@@ -152,7 +152,7 @@ def _copy(pair: _Pair) -> None:
 def _take_over_optimizer(before: Any, after: Any, rows: Mapping[str, np.ndarray | None]) -> None:
     mine, step, given = before.optimizer, before.private_step, compile_arguments(before)
     given["optimizer"] = type(mine).from_config(mine.get_config())
-    given |= {name: _made_anew(given.get(name)) for name in ("metrics", "weighted_metrics")}
+    given |= {name: _renew_metrics(given.get(name)) for name in ("metrics", "weighted_metrics")}
     own = {name: getattr(step, name) for name in ("microbatch_size", "diagnostics", "adapted_to_public_data")}
     after.compile(**given, **own)
     other = after.optimizer
@@ -174,10 +174,10 @@ def _take_over_optimizer(before: Any, after: Any, rows: Mapping[str, np.ndarray 
         mine.plan.accept(other)
 
 
-def _made_anew(metrics: Any) -> Any:
+def _renew_metrics(metrics: Any) -> Any:
     """Metrics without what they have counted; a custom loss, which has no state, goes along as it is."""
 
-    def anew(one: Any) -> Any:
+    def renew(one: Any) -> Any:
         return type(one).from_config(one.get_config()) if isinstance(one, keras.metrics.Metric) else one
 
-    return keras.tree.map_structure(anew, metrics)
+    return keras.tree.map_structure(renew, metrics)

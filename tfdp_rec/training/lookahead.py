@@ -94,7 +94,7 @@ def lookahead(dataset: tf.data.Dataset, model: Any, reader: Any = None) -> tf.da
     return ahead
 
 
-def untuned(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def disable_autotune(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """The dataset without tf.data's autotuning, unless its options ask for it."""
     # The end of an iterator waits for the thread that tunes it, in TensorFlow 2.21 often as long as the iterator was
     # alive, up to a minute.

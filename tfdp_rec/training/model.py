@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdp_rec.core.claim.entries import Use
 from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Source, refusals_in_words, refuse_choosing, source_of
-from tfdp_rec.core.ground.keras_internals import compiled_metrics, functional_class, layers_within, makes_functional
+from tfdp_rec.core.ground.keras_internals import functional_class, layers_within, makes_functional, metrics_container
 from tfdp_rec.core.ground.refused import NotPrivate, refuse_below
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.checks import refuse_replicas
@@ -29,34 +29,39 @@ from tfdp_rec.core.mechanism.weights import PrivateWeights, may_be_table, owners
 from tfdp_rec.core.sensitivity.arithmetic import ask_for_float32_products
 from tfdp_rec.core.sensitivity.batches import open_specs
 from tfdp_rec.core.sensitivity.data_flow import ours
-from tfdp_rec.training.adapted_layers import given_vocabularies, keep_vocabularies, refuse_adapted
+from tfdp_rec.training.adapted_layers import find_file_vocabularies, keep_vocabularies, refuse_adapted
 from tfdp_rec.training.batch import Batch, examples_of, first_example
 from tfdp_rec.training.callback_checks import (
     FitWarnings,
+    add_plan_budget,
+    list_callbacks,
     refuse_data_dependent,
     refuse_forgetting,
-    several,
-    with_budget_of_plan,
 )
 from tfdp_rec.training.growth import Kept, take_over
-from tfdp_rec.training.lookahead import TableReader, is_lookahead, lookahead, trace_reader, untuned
+from tfdp_rec.training.lookahead import TableReader, disable_autotune, is_lookahead, lookahead, trace_reader
 from tfdp_rec.training.ordinary_steps import count_ordinary_step, count_ordinary_steps_of, warn_not_private
 from tfdp_rec.training.overridden_steps import line_of, predictions_read, read_step
 from tfdp_rec.training.own_loss import (
-    averaged_losses,
     evaluation_step,
     has_own_loss_alone,
     is_own,
     logs_of,
     ordinary_step,
+    read_averaged_losses,
     refuse_no_call,
     refuse_no_loss,
     refuse_nothing_to_train,
     refuse_unsaid_loss,
 )
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
-from tfdp_rec.training.private_step import PrivateStep, diagnostics, shown_loss
-from tfdp_rec.training.release_methods import ReleaseMethods, metrics_emptied, release_outside_steps, settling_ahead
+from tfdp_rec.training.private_step import PrivateStep, diagnostics, loss_for_logs
+from tfdp_rec.training.release_methods import (
+    ReleaseMethods,
+    add_release_callback,
+    empty_metrics_at_end,
+    release_outside_steps,
+)
 
 _BEFORE_SHUFFLE = 2  # positional arguments of Keras' `fit` between callbacks and shuffle
 
@@ -176,7 +181,7 @@ class PrivateTraining(ReleaseMethods):
         for step in ("test_step", "predict_step"):  # the most derived method, a user's included, is read
             vars(self)[step] = functools.partial(read_step, self, step, getattr(type(self), step))
         if isinstance(optimizer, PrivateOptimizer) and optimizer.pays_late:
-            self.private_weights.own_possible_tables(self)
+            self.private_weights.add_possible_tables(self)
 
     def add_uses(self, uses: Iterable[tuple[DpEvent, str]]) -> None:
         """Adds to the privacy history what the model was made of before its training, such as a private count.
@@ -196,7 +201,7 @@ class PrivateTraining(ReleaseMethods):
         """
         if not getattr(self, "built", False):  # other models on its layers would not know
             raise ValueError("Build the model before add_uses: call it, or prepare(batch), with any batch.")
-        history = self.loaded_history()
+        history = self.open_history()
         for use in map(Use.of, uses):
             history.add_entry(use.entry, use.id)
 
@@ -214,7 +219,7 @@ class PrivateTraining(ReleaseMethods):
                 "microbatch_size": step.microbatch_size,
                 "diagnostics": step.diagnostics,
                 "adapted_to_public_data": step.adapted_to_public_data,
-                "given_vocabularies": given_vocabularies(self),
+                "given_vocabularies": find_file_vocabularies(self),
                 "table_numbers": self.table_numbers(),
             }
         return config
@@ -318,7 +323,7 @@ class PrivateTraining(ReleaseMethods):
             training: Whether layers such as dropout behave as in training.
         """
         if self.averages_its_loss:
-            return averaged_losses(self, data, training)
+            return read_averaged_losses(self, data, training)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         refuse_no_loss(self, x)
         y_pred = self(x, training=training)
@@ -344,7 +349,7 @@ class PrivateTraining(ReleaseMethods):
         with tf.init_scope():
             expected_batch_size = self.optimizer.expected_batch_size
         with ours():
-            batch = Batch.proved(data, self.shared_inputs, expected_batch_size)
+            batch = Batch.from_draw(data, self.shared_inputs, expected_batch_size)
         self.prepare(batch.examples)
         # A dataset without a known length ends with a step without a batch, of which TensorFlow may run the operations
         # that need none, such as the count and the noise. So everything waits for the batch.
@@ -359,7 +364,7 @@ class PrivateTraining(ReleaseMethods):
                 )
             step = self.private_step
             found, at_once = step.take_predictions(), step.microbatch_size is None
-            logs = logs_of(self, *shown_loss(clipped), found, at_once)
+            logs = logs_of(self, *loss_for_logs(clipped), found, at_once)
             return logs | (diagnostics(clipped) if step.diagnostics else {})
 
     def make_train_function(self, force: bool = False) -> None:
@@ -404,7 +409,7 @@ class PrivateTraining(ReleaseMethods):
 
     def get_metrics_result(self) -> dict[str, Any]:
         """As Keras', without metrics that have no data yet, such as all in training under `microbatch_size`."""
-        unseen = compiled_metrics(self)
+        unseen = metrics_container(self)
         if unseen is None or unseen.built:
             return super().get_metrics_result()  # type: ignore[misc]
         return {m.name: m.result() for m in self.metrics if m is not unseen}  # type: ignore[attr-defined]
@@ -447,7 +452,7 @@ class PrivateTraining(ReleaseMethods):
         self.optimizer.build(self.trainable_variables, self._table_paths)  # type: ignore[attr-defined]
         self.optimizer.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
         if self.optimizer.privacy_history.snapshot().uses:  # what the weights are made of goes with them
-            self.loaded_history()
+            self.open_history()
         self.private_weights.add(self.optimizer, self)
 
     def table_reader(self, spec: Any) -> TableReader:
@@ -478,7 +483,7 @@ class PrivateTraining(ReleaseMethods):
         by the model's own methods, or after `self.model.settle()`.
         """
         if isinstance(x, tf.data.Dataset):
-            x = untuned(x)
+            x = disable_autotune(x)
             if len(args) <= _BEFORE_SHUFFLE:
                 kwargs.setdefault("shuffle", False)  # Keras warns that it does not shuffle a dataset
         if not self.is_private:
@@ -486,9 +491,9 @@ class PrivateTraining(ReleaseMethods):
             warn_not_private(self)
             with refusals_in_words():
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
-        with self.private_weights.training(), refusals_in_words(), metrics_emptied(self):
+        with self.private_weights.training(), refusals_in_words(), empty_metrics_at_end(self):
             self._refuse_changes()
-            callbacks = settling_ahead(with_budget_of_plan(self.optimizer.plan, several(callbacks)))
+            callbacks = add_release_callback(add_plan_budget(self.optimizer.plan, list_callbacks(callbacks)))
             refuse_data_dependent(callbacks)
             refuse_forgetting(self.optimizer, callbacks, data=x)
             callbacks = [*callbacks, FitWarnings(callbacks)]
@@ -496,7 +501,7 @@ class PrivateTraining(ReleaseMethods):
             try:
                 self.feeding = self._source_of(x, kwargs.get("class_weight"))
                 self.optimizer.privacy_history.prepare()
-                x = self._ahead(x, y, weighted=kwargs.get("class_weight") is not None)
+                x = self._prepare_data(x, y, weighted=kwargs.get("class_weight") is not None)
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
             finally:
                 try:
@@ -508,7 +513,7 @@ class PrivateTraining(ReleaseMethods):
                     if getattr(self.optimizer, "plan", None) is not None:  # which keeps the budget where no fit does
                         self.optimizer.privacy_history.lift()
 
-    def _ahead(self, x: Any, y: Any, weighted: bool) -> Any:
+    def _prepare_data(self, x: Any, y: Any, weighted: bool) -> Any:
         # The training data with look-ahead, if they are a dataset; builds the optimizer on the way.
         if isinstance(x, tf.data.Dataset):
             reader = self.prepare(x.element_spec)
@@ -529,7 +534,7 @@ class PrivateTraining(ReleaseMethods):
             count_ordinary_steps_of(self)
             warn_not_private(self)
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
-        with self.private_weights.training(), refusals_in_words(), metrics_emptied(self):
+        with self.private_weights.training(), refusals_in_words(), empty_metrics_at_end(self):
             self._refuse_changes()
             self._prepare_from(x, y)
             if self.optimizer.plan is not None:

@@ -58,11 +58,11 @@ def watch(model: keras.Model) -> None:
     # The methods are replaced on the instance: the user's code holds this object, of a class without this package's.
     train_step, fit, train_on_batch = model.train_step, model.fit, model.train_on_batch
 
-    def counted_step(*args: Any, **kwargs: Any) -> Any:
+    def count_and_step(*args: Any, **kwargs: Any) -> Any:
         count_ordinary_step(model)
         return train_step(*args, **kwargs)
 
-    def counted(train: Any) -> Any:
+    def count_before(train: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
             count_ordinary_steps_of(model)
             warn_not_private(model, _FIT)
@@ -70,7 +70,7 @@ def watch(model: keras.Model) -> None:
 
         return run
 
-    vars(model).update(train_step=counted_step, fit=counted(fit), train_on_batch=counted(train_on_batch))
+    vars(model).update(train_step=count_and_step, fit=count_before(fit), train_on_batch=count_before(train_on_batch))
     # Keras compiles with XLA where there is a GPU, and XLA drops the checks of a table's reads.
     model.jit_compile = False
     model.train_function = model.test_function = model.predict_function = None

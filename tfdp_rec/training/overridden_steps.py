@@ -15,9 +15,9 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.core.ground.keras_internals import (
-    compiled_metrics,
     handles_of,
     loss_tracker,
+    metrics_container,
     metrics_variables,
     random_states,
     resource_key,
@@ -53,7 +53,7 @@ def _refuse_hidden_metrics(model: Any, name: str) -> None:
     shown = type(model).metrics
     if name == "predict_step" or getattr(shown, "fget", None) is keras.Model.metrics.fget:
         return
-    own = (loss_tracker(model), compiled_metrics(model))
+    own = (loss_tracker(model), metrics_container(model))
     if any(one is not None and not any(one is each for each in model.metrics) for one in own):
         raise NotPrivate(
             f"{type(model).__name__} overrides metrics{line_of(getattr(shown, 'fget', None))}, and hides Keras' own: "

@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.keras_internals import compiled_metrics, loss_tracker
+from tfdp_rec.core.ground.keras_internals import loss_tracker, metrics_container
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.batches import batch_size, hide_batch_axis, map_examples
 from tfdp_rec.core.sensitivity.independence import find_terms
@@ -37,24 +37,24 @@ def has_own_loss_alone(model: Any) -> bool:
     return is_own(model, "per_example_loss") and not is_own(model, "compute_loss")
 
 
-def averaged_losses(model: Any, data: Any, training: bool) -> tf.Tensor:
+def read_averaged_losses(model: Any, data: Any, training: bool) -> tf.Tensor:
     """The losses `[batch]` whose sum or mean a `compute_loss` returns, read from its graph; eagerly, one by one."""
     if tf.executing_eagerly():
         number = int(batch_size(data, model.shared_inputs))
         return tf.stack([_alone(model, data, n, training) for n in range(number)]) if number else tf.zeros([0])
     data = hide_batch_axis(data, model.shared_inputs)
     reading = StepReading(model, data, model.shared_inputs)
-    loss = tf.convert_to_tensor(_computed(model, data, training))
+    loss = tf.convert_to_tensor(_compute_loss(model, data, training))
     return find_terms(reading.walk_to(loss), loss)
 
 
 def _alone(model: Any, data: Any, number: int, training: bool) -> tf.Tensor:
     # A sum or mean over one example is its loss.
     one = map_examples(lambda t: t[number : number + 1], data, model.shared_inputs)
-    return tf.convert_to_tensor(_computed(model, one, training))
+    return tf.convert_to_tensor(_compute_loss(model, one, training))
 
 
-def _computed(model: Any, data: Any, training: bool) -> Any:
+def _compute_loss(model: Any, data: Any, training: bool) -> Any:
     # TFRS gives `compute_loss` the batch, Keras its parts. In new containers: TFRS' guides pop the labels out of them.
     data = tf.nest.map_structure(lambda leaf: leaf, data)
     inputs = inspect.signature(model.compute_loss).parameters
@@ -114,7 +114,7 @@ def evaluation_step(model: Any, examples: Any) -> dict[str, Any]:
     """A step of `evaluate`."""
     losses = model.private_step.losses(Batch(examples), training=False)
     found = model.private_step.take_predictions()
-    if found is None and compiled_metrics(model) is not None and _has_call(model):
+    if found is None and metrics_container(model) is not None and _has_call(model):
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(parts_of(examples))
         found = x, y, None if y is None else model(x, training=False), sample_weight
     return logs_of(model, *mean_of(losses), found)
@@ -145,10 +145,10 @@ def mean_of(losses: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 def logs_of(model: Any, loss: tf.Tensor, number: tf.Tensor, found: Any, at_once: bool = True) -> dict[str, Any]:
     """Loss and metrics of the epoch so far, with this step's mean loss and (x, y, y_pred, sample_weight)."""
     loss_tracker(model).update_state(loss, sample_weight=tf.cast(number, tf.float32))
-    if at_once and compiled_metrics(model) is not None:
+    if at_once and metrics_container(model) is not None:
         _refuse_nothing_to_compare(model, found)
     if found is None:  # the loss called no model, or part by part: compiled metrics have nothing to compare
-        seen = {metric.name for metric in getattr(compiled_metrics(model), "metrics", ())}
+        seen = {metric.name for metric in getattr(metrics_container(model), "metrics", ())}
         return {name: value for name, value in model.get_metrics_result().items() if name not in seen}
     x, y, y_pred, sample_weight = found
     return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)

@@ -26,8 +26,8 @@ _ENTRY_BY_ENTRY = frozenset(
 
 def per_example_loss(loss: Any, loss_weights: Any, y: Any, y_pred: Any, sample_weight: Any) -> tf.Tensor:
     """Each example's loss, `[batch]`, of a loss as `compile` takes it."""
-    outputs, targets = _by_output(y_pred, y_pred), _by_output(y, y_pred)
-    losses, weights, samples = (_or_for_all(given, y_pred) for given in (loss, loss_weights, sample_weight))
+    outputs, targets = _split_by_output(y_pred, y_pred), _split_by_output(y, y_pred)
+    losses, weights, samples = (_list_for_outputs(given, y_pred) for given in (loss, loss_weights, sample_weight))
     # Keras sums the weighted losses of the outputs.
     total = None
     for one, target, output, weight, sample in zip(losses, targets, outputs, weights, samples):
@@ -41,14 +41,14 @@ def per_example_loss(loss: Any, loss_weights: Any, y: Any, y_pred: Any, sample_w
     return total
 
 
-def _or_for_all(given: Any, y_pred: Any) -> list[Any]:
+def _list_for_outputs(given: Any, y_pred: Any) -> list[Any]:
     # One that is for all outputs, or one entry per output.
     if isinstance(given, _SEVERAL):
-        return _by_output(given, y_pred)
+        return _split_by_output(given, y_pred)
     return [given] * (len(y_pred) if isinstance(y_pred, _SEVERAL) else 1)
 
 
-def _by_output(structure: Any, y_pred: Any) -> list[Any]:
+def _split_by_output(structure: Any, y_pred: Any) -> list[Any]:
     # `structure` as a list with one entry per output of the model.
     if isinstance(y_pred, dict):
         if not isinstance(structure, dict) or set(structure) - set(y_pred):
@@ -81,7 +81,7 @@ def _one_output(loss: Any, y: tf.Tensor, y_pred: tf.Tensor, sample_weight: tf.Te
     else:
         values, total = tf.convert_to_tensor(loss(y, y_pred)), False
         _refuse_one_number(loss, values)
-    return _over_own_axes(values, mask, sample_weight, total)
+    return _reduce_own_axes(values, mask, sample_weight, total)
 
 
 def _refuse_stretching(loss: Any, y: tf.Tensor, y_pred: tf.Tensor) -> None:
@@ -112,11 +112,11 @@ def _refuse_one_number(loss: Any, values: tf.Tensor) -> None:
         )
 
 
-def _over_own_axes(values: tf.Tensor, mask: Any, sample_weight: Any, total: bool) -> tf.Tensor:
+def _reduce_own_axes(values: tf.Tensor, mask: Any, sample_weight: Any, total: bool) -> tf.Tensor:
     # The mean (or sum) over every axis but the first; masked positions are neither summed nor counted.
-    counted = tf.ones_like(values) if mask is None else _fitted(mask, values)
+    counted = tf.ones_like(values) if mask is None else _fit_shape(mask, values)
     if sample_weight is not None:
-        values = values * _fitted(sample_weight, values)
+        values = values * _fit_shape(sample_weight, values)
     axes = list(range(1, values.shape.rank))
     if not axes:
         return values * counted
@@ -124,7 +124,7 @@ def _over_own_axes(values: tf.Tensor, mask: Any, sample_weight: Any, total: bool
     return summed if total else tf.math.divide_no_nan(summed, tf.reduce_sum(counted, axis=axes))
 
 
-def _fitted(weights: Any, values: tf.Tensor) -> tf.Tensor:
+def _fit_shape(weights: Any, values: tf.Tensor) -> tf.Tensor:
     # Weights by example or position, with axes of 1 up to the rank of `values`.
     weights = tf.cast(weights, values.dtype)
     if weights.shape.rank == values.shape.rank + 1 and weights.shape[-1] == 1:

@@ -14,10 +14,10 @@ def predictions_by_row(model: Any, spec: Any) -> Any:
 
     # Not by way of `predict`: what is read is what is run.
     @tf.function(autograph=False)
-    def predicted(inputs: Any) -> tf.Tensor:
+    def predict(inputs: Any) -> tf.Tensor:
         reading = StepReading(model, inputs, ())
         found = model(inputs, training=False)
         reading.read_rows(found, "a prediction")
         return found
 
-    return predicted.get_concrete_function(spec)
+    return predict.get_concrete_function(spec)

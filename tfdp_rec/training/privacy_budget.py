@@ -90,7 +90,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         if self._allowance.left(model.optimizer) < int(model.steps_per_execution) and not model.stop_training:
             model.stop_training = self.ended_fit = True
             if self.params.get("verbose") and not planned:
-                print(f"\n{self._spent()}: training ends.", flush=True)
+                print(f"\n{self._describe_end()}: training ends.", flush=True)
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._end(self._last_epoch)
@@ -126,7 +126,7 @@ class PrivacyBudget(keras.callbacks.Callback):
                 "the checkpoints the budget's accountant, TrainingCheckpoint(..., accountant=accountant)."
             )
 
-    def _spent(self) -> str:
+    def _describe_end(self) -> str:
         accountant, more = self.accountant, int(self.model.steps_per_execution)
         steps, lost, epsilon = accountant.steps, accountant.lost, f"{accountant.epsilon():.4g}"
         said = f"All {steps:,} steps are made, for epsilon {epsilon}"

@@ -42,7 +42,7 @@ from tfdp_rec.datasets.unit_ids import unit_numbers
 from tfdp_rec.mechanisms import MECHANISMS
 from tfdp_rec.sums.fixed_point import check_noise
 from tfdp_rec.sums.reliability import LABEL, Reliability, private_reliability
-from tfdp_rec.training.callback_checks import several
+from tfdp_rec.training.callback_checks import list_callbacks
 from tfdp_rec.training.model import PrivateModel, PrivateTraining
 from tfdp_rec.training.ordinary_steps import watch
 from tfdp_rec.training.own_loss import is_own
@@ -101,12 +101,12 @@ class PrivateFit:
         Returns:
             Keras' history.
         """
-        if others or not all(isinstance(each, keras.callbacks.Callback) for each in several(callbacks)):
+        if others or not all(isinstance(each, keras.callbacks.Callback) for each in list_callbacks(callbacks)):
             raise TypeError(f"fit() takes no data: {_ITS_OWN}. Give callbacks and other options of Keras' fit by name.")
         for name in _GIVEN_BEFORE.keys() & options.keys():
             raise TypeError(f"fit({name}=...) is refused: {_GIVEN_BEFORE[name]}.")
         options = {"epochs": self.epochs, "steps_per_epoch": self.steps_per_epoch, **options}
-        return self.model.fit(self.batches, callbacks=[self.plan.budget(), *several(callbacks)], **options)
+        return self.model.fit(self.batches, callbacks=[self.plan.budget(), *list_callbacks(callbacks)], **options)
 
     def statement(self) -> str:
         """The guarantee of the training so far, as text."""
@@ -150,7 +150,7 @@ class _Release:
     def _rows(self) -> tf.data.Dataset:
         return tf.data.Dataset.from_tensor_slices(self._inputs).batch(1024)
 
-    def traced(self, model: Any) -> Any:
+    def trace(self, model: Any) -> Any:
         """The model's predictions as they are released; refused if one of them may depend on other rows."""
         return predictions_by_row(model, self._rows().element_spec)
 
@@ -161,7 +161,7 @@ class _Release:
                 if not int(model.optimizer.iterations):
                     raise ValueError("The model has made no step: fit() first, its predictions are what is corrected.")
                 model.settle()
-                by_row, rows = self.traced(model), self._rows()
+                by_row, rows = self.trace(model), self._rows()
                 predicted = np.concatenate([by_row(batch).numpy() for batch in rows]).astype(np.float64).reshape(-1)
                 logits = predicted if self._from_logits else special.logit(np.clip(predicted, 0.0, 1.0))
                 # The plan has declared it: it is charged no second time.
@@ -243,7 +243,7 @@ def make_private(
     delta = 10.0 ** math.floor(math.log10(0.1 / units) + 1e-9) if delta is None else delta
     kind = _mechanism(mechanism)
     _warn_of_earlier_steps(model)
-    private, compiled = _private_form(model, data), _compiled_with(model)
+    private, compiled = _private_form(model, data), _compile_options(model)
     further: dict[str, Any] = {**settings}
     compiled |= {name: further.pop(name) for name in _OPTIONS_OF_COMPILE if name in further}
     _refuse_unfit(private, compiled, data)
@@ -258,7 +258,7 @@ def make_private(
         further = {"dense_optimizer": first_dense_optimizer(plan.steps, further.get("weight_decay") or 0.0), **further}
     private.compile(kind(_SMALL if learning_rate is None else learning_rate, plan=plan, **further), **compiled)
     if release:
-        release.traced(private)
+        release.trace(private)
 
     def fetch(drawn: np.ndarray) -> Any:
         chosen = pick(drawn)  # once: features and labels are of the same rows
@@ -406,7 +406,7 @@ def _private_form(model: Any, data: Any) -> Any:
         return model
     if model not in _MADE or _own_layers(model) != _own_layers(_MADE[model]):  # a Sequential model may have changed
         watched = model in _MADE
-        _MADE[model] = _made_of(model, kind, data)
+        _MADE[model] = _make_private_model(model, kind, data)
         if not watched:
             watch(model)  # its own optimizer would train the same weights without privacy
     return _MADE[model]
@@ -416,7 +416,7 @@ def _own_layers(model: keras.Model) -> list[int]:
     return [id(layer) for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
 
 
-def _made_of(model: Any, kind: type, data: Any) -> Any:
+def _make_private_model(model: Any, kind: type, data: Any) -> Any:
     if kind is keras.Sequential:
         first = tf.nest.flatten(data)[0]
         # Its own input is float32 by default, which does not distinguish ids above 2^24.
@@ -443,7 +443,7 @@ def _warn_of_earlier_steps(model: keras.Model) -> None:
         )
 
 
-def _compiled_with(model: keras.Model) -> dict[str, Any]:
+def _compile_options(model: keras.Model) -> dict[str, Any]:
     # The loss and metrics that the model was compiled with, themselves: functions have no form that is read back.
     given = compile_arguments(model) if model.compiled else {}
     if given and isinstance(model, PrivateTraining):

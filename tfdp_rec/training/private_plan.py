@@ -94,7 +94,7 @@ class PrivatePlan:
         if int(steps) != steps or steps < 1:
             raise ValueError(f"steps must be a positive whole number, got {steps!r}.")
         if correlation is not None:
-            make_event = _planned_by(correlation, steps, make_event)
+            make_event = _make_planned_event(correlation, steps, make_event)
         self.sampling = sampling
         self.delta = delta
         self.steps = int(steps)
@@ -131,11 +131,11 @@ class PrivatePlan:
         ledger = self._payer.spending.payments.ledger
         # A ledger holds the uses of `spent` already.
         besides = [composed(ledger.paid)] if ledger else [event for event, _ in self._uses.values()]
-        noise = self._noted() or least_noise(
+        noise = self._find_noise() or least_noise(
             self._target, self.delta, self.sampling, self.steps, self._payer.accountant, self.make_event, besides,
             self._payer.limit,
         )  # fmt: skip
-        if ledger and not self._noted():
+        if ledger and not self._find_noise():
             ledger.note(_NOTE, self._note(noise))
         return noise
 
@@ -150,7 +150,7 @@ class PrivatePlan:
             "step": events.to_json(self.make_event(noise)),
         }
 
-    def _noted(self) -> float | None:
+    def _find_noise(self) -> float | None:
         # The σ of the same plan in an earlier process; None if the ledger has no such note.
         ledger = self._payer.spending.payments.ledger
         for note in reversed(ledger.notes(_NOTE) if ledger else []):
@@ -175,7 +175,7 @@ class PrivatePlan:
         if self._target is None or ledger is None:
             return
         checked_epsilon(self._target)
-        noted, spent = self._noted(), self._payer.epsilon()
+        noted, spent = self._find_noise(), self._payer.epsilon()
         if noted and self.correlation:
             return  # continuing a planned training is free; the budget refuses what would cost
         if noted:
@@ -309,7 +309,7 @@ class PrivatePlan:
         return event != planned and not (both and found.noise_multiplier >= least.noise_multiplier * (1 - 1e-9))
 
 
-def _planned_by(
+def _make_planned_event(
     correlation: Correlation, steps: int, make_event: Callable[[float], DpEvent]
 ) -> Callable[[float], DpEvent]:
     # The function from σ to the event of a step, for noise that is planned as a whole.

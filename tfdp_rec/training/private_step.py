@@ -132,7 +132,7 @@ def finite_loss(clipped: ClippedSum) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.reduce_sum(losses), tf.reduce_sum(tf.cast(counts, tf.float32))
 
 
-def shown_loss(clipped: ClippedSum) -> tuple[tf.Tensor, tf.Tensor]:
+def loss_for_logs(clipped: ClippedSum) -> tuple[tf.Tensor, tf.Tensor]:
     """The mean loss that logs show, of the examples that count, and their number; NaN if all of a batch do not."""
     # A model that has diverged drops all examples and trains on noise. The mean of earlier losses would hide that.
     total, number = finite_loss(clipped)

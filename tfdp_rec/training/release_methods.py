@@ -20,8 +20,8 @@ import tensorflow as tf
 
 from tfdp_rec.core.claim.entries import SAVED_AS, Entries, warn_of_ordinary_steps
 from tfdp_rec.core.claim.meter import Meter, meters_of
-from tfdp_rec.core.ground.files import is_address, replacing
-from tfdp_rec.core.ground.keras_internals import before_saving, layers_within, metrics_variables
+from tfdp_rec.core.ground.files import is_address, replace_atomically
+from tfdp_rec.core.ground.keras_internals import layers_within, metrics_variables, register_save_check
 from tfdp_rec.core.mechanism.weights import PrivateWeights, owners_of
 
 _LOGS_ONLY = (
@@ -43,25 +43,25 @@ def release_outside_steps(model: Any) -> None:
             owner.release_outside_steps()
 
 
-def settled(method: Callable[..., Any]) -> Callable[..., Any]:
+def release_first(method: Callable[..., Any]) -> Callable[..., Any]:
     """The method with pending noise settled before it, for releases and for replacing weights that owe noise."""
 
     @functools.wraps(method)
-    def settled_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         release_outside_steps(self)
         return method(self, *args, **kwargs)
 
-    return settled_first
+    return call
 
 
-def _settled(name: str, counts: bool = False) -> Any:
+def _release_then(name: str, counts: bool = False) -> Any:
     # Keras' method of that name, settled; `counts` if it leaves metrics with data in them.
-    def as_keras(self: Any, *args: Any, **kwargs: Any) -> Any:
-        with metrics_emptied(self) if counts else contextlib.nullcontext():
+    def call_keras(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with empty_metrics_at_end(self) if counts else contextlib.nullcontext():
             return getattr(super(ReleaseMethods, self), name)(*args, **kwargs)
 
-    as_keras.__name__, as_keras.__doc__ = name, "As Keras', after pending noise was applied."
-    return settled(as_keras)
+    call_keras.__name__, call_keras.__doc__ = name, "As Keras', after pending noise was applied."
+    return release_first(call_keras)
 
 
 class ReleaseMethods:
@@ -74,18 +74,18 @@ class ReleaseMethods:
         """The owner of the model's tables; of several models, if they share one."""
         return PrivateWeights(self)
 
-    __call__ = _settled("__call__")
-    evaluate = _settled("evaluate", counts=True)
-    predict = _settled("predict")
-    predict_on_batch = _settled("predict_on_batch")
-    test_on_batch = _settled("test_on_batch", counts=True)
-    get_weights = _settled("get_weights")
-    load_weights = _settled("load_weights")
-    set_weights = _settled("set_weights")
+    __call__ = _release_then("__call__")
+    evaluate = _release_then("evaluate", counts=True)
+    predict = _release_then("predict")
+    predict_on_batch = _release_then("predict_on_batch")
+    test_on_batch = _release_then("test_on_batch", counts=True)
+    get_weights = _release_then("get_weights")
+    load_weights = _release_then("load_weights")
+    set_weights = _release_then("set_weights")
 
     # State.
 
-    @settled
+    @release_first
     def get_state_tree(self, *args: Any, **kwargs: Any) -> dict[str, Any]:
         """As Keras', with the privacy history, and without the state of metrics."""
         tree = super().get_state_tree(*args, **kwargs)  # type: ignore[misc]
@@ -93,16 +93,16 @@ class ReleaseMethods:
         history = self.saved_history()
         return tree if history is None else {**tree, SAVED_AS: history.to_array()}
 
-    @settled
+    @release_first
     def set_state_tree(self, state_tree: Any) -> None:
         """As Keras'; a saved privacy history is added to the present one."""
         if SAVED_AS in state_tree:  # ahead of weights, which may not all fit
-            self.loaded_history().merge(Entries.from_array(state_tree[SAVED_AS]))
+            self.open_history().merge(Entries.from_array(state_tree[SAVED_AS]))
         super().set_state_tree({key: value for key, value in state_tree.items() if key != SAVED_AS})  # type: ignore[misc]
         if SAVED_AS in state_tree:
-            self.loaded_history().note_restore()
+            self.open_history().note_restore()
 
-    @settled
+    @release_first
     def save_own_variables(self, store: Any) -> None:
         """As Keras', with the privacy history."""
         empty_metrics(self)  # every way to save a model calls this method first, and saves its metrics later
@@ -114,7 +114,7 @@ class ReleaseMethods:
     def load_own_variables(self, store: Any) -> None:
         """As Keras'; a saved privacy history is added to the present one."""
         if SAVED_AS in store.keys():  # first: skip_mismatch=True passes over what follows an error
-            self.loaded_history().merge(Entries.from_array(store[SAVED_AS]))
+            self.open_history().merge(Entries.from_array(store[SAVED_AS]))
         super().load_own_variables({key: store[key] for key in store.keys() if key != SAVED_AS})  # type: ignore[misc]
 
     def saved_history(self) -> Entries | None:
@@ -127,7 +127,7 @@ class ReleaseMethods:
         self.privacy_history.add_weights(weights)
         return self.privacy_history.snapshot()
 
-    def loaded_history(self) -> Meter:
+    def open_history(self) -> Meter:
         """The history to which saved entries are added."""
         if self.privacy_history is None:  # loaded without being compiled
             self.privacy_history = Meter()
@@ -140,7 +140,7 @@ class ReleaseMethods:
         """The privacy history's place in TensorFlow's checkpoints."""
         return CheckpointedHistory(self)
 
-    @settled
+    @release_first
     def _trackable_children(self, save_type: str = "checkpoint", **kwargs: Any) -> dict[str, Any]:
         """As Keras', for TensorFlow's checkpoints and SavedModels, without metrics; checkpoints have the history."""
         children = super()._trackable_children(save_type, **kwargs)  # type: ignore[misc]
@@ -169,26 +169,26 @@ class ReleaseMethods:
 
     # Files.
 
-    @settled
+    @release_first
     def save(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; an interruption leaves an older file as it was."""
         warn_of_ordinary_steps(self.privacy_history)  # type: ignore[attr-defined]
-        with _replaced(filepath, overwrite) as path:
+        with _open_whole(filepath, overwrite) as path:
             return super().save(path, overwrite, *args, **kwargs)  # type: ignore[misc]
 
-    @settled
+    @release_first
     def save_weights(self, filepath: Any, overwrite: bool = True, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; an interruption leaves an older file as it was."""
-        with _replaced(filepath, overwrite) as path:
+        with _open_whole(filepath, overwrite) as path:
             return super().save_weights(path, overwrite, *args, **kwargs)  # type: ignore[misc]
 
-    @settled
+    @release_first
     def export(self, filepath: Any, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; an interruption leaves an older folder as it was."""
         warn_of_ordinary_steps(self.privacy_history)  # type: ignore[attr-defined]
         said = io.StringIO()  # Keras names the temporary path
         empty_metrics(self)
-        with self.private_weights.exporting(), _replaced(filepath) as path:
+        with self.private_weights.exporting(), _open_whole(filepath) as path:
             with contextlib.redirect_stdout(said):
                 found = super().export(path, *args, **kwargs)  # type: ignore[misc]
         print(said.getvalue().replace(os.fspath(path), os.fspath(filepath)), end="", flush=True)
@@ -210,18 +210,18 @@ class CheckpointedHistory(tf.train.experimental.PythonState):
         """Adds a saved history to the present one."""
         text = tf.compat.as_text(string_value)
         if text:
-            self.model.loaded_history().merge(Entries.loads(text))
+            self.model.open_history().merge(Entries.loads(text))
 
 
 @contextlib.contextmanager
-def _replaced(filepath: Any, overwrite: bool = True) -> Iterator[Any]:
+def _open_whole(filepath: Any, overwrite: bool = True) -> Iterator[Any]:
     # A temporary name, which replaces `filepath` after the writing. Keras must see the true name where it asks before
     # overwriting; a cloud address, an open file and the index of a sharded save are no single file here.
     local = isinstance(filepath, (str, os.PathLike)) and not is_address(filepath)
     if not overwrite or not local or os.fspath(filepath).endswith(".json"):
         yield filepath
         return
-    with replacing(filepath) as path:
+    with replace_atomically(filepath) as path:
         yield path
 
 
@@ -245,7 +245,7 @@ def _layers_of(root: Any) -> Iterable[keras.layers.Layer]:
     return layers_within(root) if isinstance(root, keras.layers.Layer) else ()
 
 
-before_saving(_refuse_lost_history)
+register_save_check(_refuse_lost_history)
 
 
 def _is_metric(child: Any) -> bool:
@@ -269,7 +269,7 @@ def empty_metrics(model: Any) -> None:
 
 
 @contextlib.contextmanager
-def metrics_emptied(model: Any) -> Iterator[None]:
+def empty_metrics_at_end(model: Any) -> Iterator[None]:
     """A block after which the metrics of a private model hold nothing of what was computed in it."""
     try:
         yield
@@ -278,7 +278,7 @@ def metrics_emptied(model: Any) -> Iterator[None]:
             empty_metrics(model)
 
 
-def settling_ahead(callbacks: list[Any]) -> list[Any]:
+def add_release_callback(callbacks: list[Any]) -> list[Any]:
     """The callbacks of a fit, with a settling one ahead of them if any of them may look at weights."""
     if all(type(c) in _LOGS_ONLY or getattr(c, "keeps_off_weights", False) for c in callbacks):
         return callbacks

@@ -38,9 +38,9 @@ from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.entries import Entries
 from tfdp_rec.core.claim.events import NonPrivateDpEvent
 from tfdp_rec.core.claim.ledger import Ledger, Mark
-from tfdp_rec.core.ground.files import hold, row_chunks, writing
+from tfdp_rec.core.ground.files import hold, open_atomically, row_chunks
 from tfdp_rec.core.ground.keras_internals import begin_at_epoch
-from tfdp_rec.core.ground.withheld_rows import held_rows
+from tfdp_rec.core.ground.withheld_rows import rows_of
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.checks import regularizer_decay
 from tfdp_rec.core.mechanism.tables import scatter
@@ -97,7 +97,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         True
     """
 
-    keeps_off_weights = True  # this one settles by itself (`release_methods.settling_ahead`)
+    keeps_off_weights = True  # this one settles by itself (`release_methods.add_release_callback`)
 
     def __init__(
         self, directory: str | os.PathLike[str], every: int | None = None, accountant: Accountant | None = None
@@ -137,7 +137,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         if self.every is not None and self._steps() - self._checked >= self.every:
             self.save()
         # A resumed epoch ends early by the steps that were made before.
-        all_made = self._to_skip and self._done >= (self.params.get("steps") or float("inf"))
+        all_made = self._to_skip and self._steps_in_epoch >= (self.params.get("steps") or float("inf"))
         if all_made and not self.model.stop_training:
             self.model.stop_training = _OWN_STOP
 
@@ -157,9 +157,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
     def steps_ahead(self) -> float:
         """Number of steps until the next checkpoint, as far as it is known: no more are paid for ahead."""
         steps = (self.params or {}).get("steps") or math.inf
-        return min(steps - self._done, (self.every or math.inf) - (self._steps() - self._checked))
+        return min(steps - self._steps_in_epoch, (self.every or math.inf) - (self._steps() - self._checked))
 
-    def before_release(self, optimizer: PrivateOptimizer) -> None:
+    def save_before_release(self, optimizer: PrivateOptimizer) -> None:
         """Writes the present state, which is settled, unless the last checkpoint is of it."""
         if self._is_kept(optimizer):
             return
@@ -209,7 +209,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         path = os.path.join(self.directory, f"{number:06d}-step-{self._steps()}{SUFFIX}")
         state, id = self._state(), secrets.token_hex(8)
         self._names = (*self._names[-1:], os.path.basename(path))
-        with writing(path, "wb", private=True) as whole, zipfile.ZipFile(whole, "w") as archive:
+        with open_atomically(path, "wb", private=True) as whole, zipfile.ZipFile(whole, "w") as archive:
             archive.writestr(_HEADER, json.dumps(self._header(id), indent=1))
             for name, variable in _variables(self.model):
                 with archive.open(name, "w", force_zip64=True) as file:
@@ -239,7 +239,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             "variables": [[name, v.shape.as_list(), v.dtype.name] for name, v in _variables(self.model)],
             "step": self._steps(),
             "epoch": self._epoch,
-            "steps_in_epoch": self._done,
+            "steps_in_epoch": self._steps_in_epoch,
             "steps_per_epoch": (self.params or {}).get("steps"),
             "history": optimizer.privacy_history.snapshot().dumps(),
             "mark": None if self.ledger is None else dataclasses.asdict(self.ledger.mark),
@@ -249,7 +249,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         return int(self.model.optimizer.iterations.numpy())
 
     @property
-    def _done(self) -> int:
+    def _steps_in_epoch(self) -> int:
         # The number of steps of the present epoch that are made; an optimizer compiled since counts its own alone.
         return 0 if self._epoch_began is None else max(0, self._steps() - self._epoch_began)
 
@@ -328,7 +328,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self._trained = model
             self.set_model(model)
             return None
-        with _opened(path) as archive:
+        with _open(path) as archive:
             header = json.loads(archive.read(_HEADER))
             self._check(header, model, optimizer)
             if self.accountant is not None and optimizer.correlates_noise:
@@ -349,7 +349,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self.accountant.set_event(optimizer.dp_event())  # of the plan that goes on
             self.accountant.follow(model)
         self._names, self._saved = (os.path.basename(path),), self._state()
-        self._resumed = _normalised(header)
+        self._resumed = _read_position(header)
         self._epoch, self._epoch_began = self._resumed.epoch, self._steps() - self._resumed.steps_in_epoch
         optimizer.allow_steps(False)  # till fit
         if optimizer.correlates_noise:
@@ -375,7 +375,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[zipfile.ZipFile]:
+def _open(path: str) -> Iterator[zipfile.ZipFile]:
     try:
         archive = zipfile.ZipFile(path)
     except zipfile.BadZipFile as problem:
@@ -407,7 +407,7 @@ def _variables(model: Any) -> Iterator[tuple[str, tf.Variable]]:
     metrics = {id(v) for v in model.metrics_variables}
     for kind, variables in (("model", model.variables), ("optimizer", model.optimizer.variables)):
         kept = [v for v in variables if id(v) not in metrics]
-        yield from ((f"{kind}/{i}", held_rows(v)) for i, v in enumerate(kept))
+        yield from ((f"{kind}/{i}", rows_of(v)) for i, v in enumerate(kept))
     yield from ((f"kept/{name}", v) for name, v in model.optimizer.kept_variables.items())
 
 
@@ -448,7 +448,7 @@ def _erase_weights(model: Any) -> None:
             scatter("Update", variable, tf.range(start, end), nothing)
 
 
-def _normalised(header: dict[str, Any]) -> Resumed:
+def _read_position(header: dict[str, Any]) -> Resumed:
     epoch, done, steps = header["epoch"], header["steps_in_epoch"], header["steps_per_epoch"]
     if steps and done >= steps:
         epoch, done = epoch + 1, 0

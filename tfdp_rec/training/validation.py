@@ -4,8 +4,10 @@
     print(report)            what is refused, and how each layer is clipped
     report.ok                whether a private step can be made
 
-The refusals come from the reading of the traced loss that a private step uses (`training/trial_step.py`). If there are
-none, examples are also run alone and among others (`training/single_examples.py`).
+The refusals come from a *trial step*: the traced loss of a private step, read as a step reads it, and never run. A
+private step is refused at the first fault. A trial step runs a refused layer without a rule, skips a rule that refuses,
+takes an operation at fault for what it should have been, and collects all refusals on the way. If there are none,
+examples are also run alone and among others (`training/numeric_checks.py`).
 """
 
 from __future__ import annotations
@@ -15,22 +17,26 @@ import dataclasses
 import functools
 import math
 import textwrap
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
 import tensorflow as tf
 
+from tfdp_rec.core.ground.keras_internals import resource
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.checks import recursion_of_table, refuse_on_table
-from tfdp_rec.core.sensitivity.batches import open_specs, refuse_padding, tensors
-from tfdp_rec.core.sensitivity.recorder import Unit, units_and_refusals
+from tfdp_rec.core.sensitivity import recorder as recording
+from tfdp_rec.core.sensitivity.batches import batch_size, hide_batch_axis, open_specs, refuse_padding, tensors
+from tfdp_rec.core.sensitivity.engine import check_losses, factors_of, refuse_uncovered, shared_inputs
+from tfdp_rec.core.sensitivity.own_rows import own_rows
+from tfdp_rec.core.sensitivity.step_reading import StepReading
 from tfdp_rec.training.batch import examples_of
 from tfdp_rec.training.lookahead import build_layers
 from tfdp_rec.training.model import PrivateTraining, refuse_options
+from tfdp_rec.training.numeric_checks import SingleExamples
 from tfdp_rec.training.own_loss import is_own, refuse_no_loss, refuse_unsaid_loss
-from tfdp_rec.training.single_examples import SingleExamples
-from tfdp_rec.training.trial_step import TrialStep
 
 _WIDTH = 80
 _UNREAD = "The loss was not read yet: correct this first, and validate again."
@@ -78,13 +84,13 @@ class Report:
         """The report on lines of 80 columns."""
         lines = [f"Model '{self.model}' {self._verdict()}"]
         for number, refusal in enumerate(self.refusals, 1):
-            lines += ["", *_wrapped(f"{number}. ", refusal)]
+            lines += ["", *_wrap(f"{number}. ", refusal)]
         if self.unread:
-            lines += ["", *_wrapped("", self.unread)]
+            lines += ["", *_wrap("", self.unread)]
         lines += ["", "How its layers are clipped:"] if self.layers else []
         for layer in self.layers:
-            lines += _wrapped("  ", f"{layer.layer} ({layer.kind}): {layer.way}")
-        lines += ["", *_wrapped("", self.compared)] if self.compared else []
+            lines += _wrap("  ", f"{layer.layer} ({layer.kind}): {layer.way}")
+        lines += ["", *_wrap("", self.compared)] if self.compared else []
         return "\n".join(lines)
 
     def _verdict(self) -> str:
@@ -94,7 +100,7 @@ class Report:
         return f"cannot be trained privately, for {several}:"
 
 
-def _wrapped(head: str, text: str) -> list[str]:
+def _wrap(head: str, text: str) -> list[str]:
     return textwrap.wrap(text, _WIDTH, initial_indent=head, subsequent_indent=" " * max(len(head), 2))
 
 
@@ -131,26 +137,111 @@ def validate(model: keras.Model, batch: Any) -> Report:
           out (Dense): closed form, 5 weights
     """
     batch = examples_of(batch)
-    before = [*_of_the_model(model), *_of_the_batch(batch)]
-    if before or not isinstance(model, PrivateTraining):
-        units = units_and_refusals(model)
-        refused = {unit.refusal: unit.layer.name for unit in units if unit.rule is None}
-        return _report(model, [*before, *refused], units, set(), set(refused.values()), _UNREAD)
+    before = [*_check_model(model), *_check_batch(batch)]
+    if before:
+        trial = _TrialStep(model)
+        return _report(model, trial, [*before, *trial.refusals], unread=_UNREAD)
     batch = tensors(batch)
     with contextlib.suppress(NotPrivate):  # the trial repeats the refusal
         build_layers(model, open_specs(batch, model.shared_inputs))
-    loss = functools.partial(model.per_example_loss, training=True)
     model.settle()  # no example then settles a row, which no gradient goes through
+    trial = _TrialStep(model)
     with model.private_weights.in_step():
-        trial = TrialStep(model, loss).read(batch)
-        alone = SingleExamples(model, loss, batch) if not trial.refusals else None
+        trial.read(batch)
+        alone = SingleExamples(model, batch) if not trial.refusals else None
     model.settle()  # examples were run on withheld rows, which are published again
-    refusals = [*trial.refusals, *(alone.refusals if alone else ()), *_of_the_tables(model, trial.tables)]
-    report = _report(model, refusals, trial.units, trial.tables, set(trial.refusals.values()))
-    return dataclasses.replace(report, compared=alone.summary if alone else "")
+    refusals = [*trial.refusals, *(alone.refusals if alone else ()), *_check_tables(model, trial.tables)]
+    return _report(model, trial, refusals, compared=alone.summary if alone else "")
 
 
-def _of_the_model(model: keras.Model) -> list[str]:
+class _TrialStep:
+    """All refusals of a private step: `units` recorded or refused, `refusals` with layers' names, `tables` by path."""
+
+    def __init__(self, model: keras.Model):
+        self._model, self._shared = model, shared_inputs(model)
+        self._known: list[Any] = []  # operations of layers that are refused
+        self.units = recording.units_and_refusals(model)
+        self.refusals = {unit.refusal: unit.layer.name for unit in self.units if unit.rule is None}
+        self.tables: set[str] = set()
+
+    def read(self, batch: Any) -> None:
+        """Tries the step on a batch, of which nothing is computed."""
+        tf.function(self._trace, autograph=False).get_concrete_function(open_specs(batch, self._shared))
+
+    def _trace(self, batch: Any) -> tf.Tensor:
+        batch = hide_batch_axis(batch, self._shared)
+        size, losses = batch_size(batch, self._shared), None
+        with recording.secret_seeds(self._model):
+            reading = StepReading(self._model, batch, self._shared)
+            with self._note_refusals():
+                recording.refuse_duplicate_paths(self._model)
+            with tf.GradientTape(watch_accessed_variables=False) as tape:
+                own = recording.watch_own_weights(self._model, tape)
+                recorder = recording.Recording(tape, recording.settle_nothing, own)
+                runs = [(unit.layer, functools.partial(self._run, recorder, unit)) for unit in self.units]
+                # Checked under the tape: later operations have no gradient.
+                with recording.replace_calls(runs), recorder.outside, self._note_refusals():
+                    found = self._model.per_example_loss(batch, training=True)
+                    with self._note_refusals(error=ValueError):
+                        losses = check_losses(found, size)
+            self._check_forward_pass(recorder)
+            if losses is not None:  # None if the losses themselves are refused
+                self._read_gradients(recorder, reading, tape, losses)
+        return size
+
+    def _run(
+        self, recorder: recording.Recording, unit: recording.Unit, original: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        if unit.rule is not None:
+            with self._note_refusals(unit.layer.name):
+                return recorder.run(unit.layer, unit.rule, original, args, kwargs)
+        graph: Any = tf.compat.v1.get_default_graph()
+        start = len(graph.get_operations())
+        with recorder.outside.stop_recording():
+            output = original(*args, **kwargs)
+        if unit.rule is None:
+            self._known += graph.get_operations()[start:]
+        return output
+
+    def _check_forward_pass(self, recorder: recording.Recording) -> None:
+        refused = [unit.layer for unit in self.units if unit.layer.name in self.refusals.values()]
+        weights = [*recorder.direct, *(v for layer in refused for v in layer.trainable_variables)]
+        self.tables = set(recorder.tables())
+        with self._note_refusals():
+            recording.refuse_added_losses(self._model)
+        with self._note_refusals():
+            recorder.refuse_reads_outside(self._model)
+        with self._note_refusals():
+            recording.refuse_unrecorded(self._model, recorder.calls, weights)
+
+    def _read_gradients(
+        self, recorder: recording.Recording, reading: StepReading, tape: tf.GradientTape, losses: tf.Tensor
+    ) -> None:
+        watched = [t for call in recorder.calls for t in call.watched]
+        sources = [*watched, *(resource(v) for v in recorder.direct)]
+        with own_rows():
+            backward = tape.gradient(losses, sources, unconnected_gradients="zero")
+        size = tf.shape(losses)[0]
+        found, read = reading.refusals(recorder.calls, losses, backward[: len(watched)], (), self._known)
+        for refusal in found:
+            self.refusals.setdefault(str(refusal), "")
+        for one in read:
+            with self._note_refusals(one.call.layer.name):
+                refuse_uncovered([one.call], {variable.path for variable, _ in factors_of(one, size, reading)})
+        for variable, gradient in zip(recorder.direct, backward[len(watched) :]):
+            with self._note_refusals():
+                reading.shares(variable, gradient)
+
+    @contextlib.contextmanager
+    def _note_refusals(self, layer: str = "", error: type[Exception] = NotPrivate) -> Iterator[None]:
+        """Ends a block at a refusal, and notes it under the name of a layer, or ""."""
+        try:
+            yield
+        except error as refusal:
+            self.refusals.setdefault(str(refusal), layer)
+
+
+def _check_model(model: keras.Model) -> list[str]:
     # Refusals of `compile`.
     if not isinstance(model, PrivateTraining):
         kind = type(model).__name__
@@ -159,28 +250,28 @@ def _of_the_model(model: keras.Model) -> list[str]:
             f"first, class {kind}(tfdp_rec.PrivateTraining, keras.Model)."
         ]
     own = is_own(model, "per_example_loss") or is_own(model, "compute_loss")
-    loss = [] if own else [said for refuse in (refuse_unsaid_loss, refuse_no_loss) for said in _said(refuse, model)]
-    return [*_said(refuse_options, model, {}), *loss[:1]]
+    loss = [] if own else [*_catch_refusal(refuse_unsaid_loss, model), *_catch_refusal(refuse_no_loss, model)]
+    return [*_catch_refusal(refuse_options, model, {}), *loss[:1]]
 
 
-def _of_the_batch(batch: Any) -> list[str]:
+def _check_batch(batch: Any) -> list[str]:
     found: dict[str, None] = {}
     for leaf in tf.nest.flatten(batch):
         if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
-            found |= dict.fromkeys(_said(refuse_padding, leaf))
+            found |= dict.fromkeys(_catch_refusal(refuse_padding, leaf))
     return list(found)
 
 
-def _of_the_tables(model: keras.Model, tables: set[str]) -> list[str]:
+def _check_tables(model: keras.Model, tables: set[str]) -> list[str]:
     # Refusals of any mechanism, and of the one that the model is compiled with.
     several = [v for v in model.trainable_variables if v.path in tables]
-    found = {v.path: _said(refuse_on_table, v) for v in several}
+    found = {v.path: _catch_refusal(refuse_on_table, v) for v in several}
     if isinstance(model.optimizer, PrivateOptimizer):
-        found |= {v.path: _said(recursion_of_table, model.optimizer, v) for v in several if not found[v.path]}
+        found |= {v.path: _catch_refusal(recursion_of_table, model.optimizer, v) for v in several if not found[v.path]}
     return [said for saids in found.values() for said in saids]
 
 
-def _said(refuse: Any, *args: Any) -> list[str]:
+def _catch_refusal(refuse: Any, *args: Any) -> list[str]:
     try:
         refuse(*args)
     except (NotPrivate, ValueError) as refusal:
@@ -189,17 +280,18 @@ def _said(refuse: Any, *args: Any) -> list[str]:
 
 
 def _report(
-    model: keras.Model, refusals: list[str], units: list[Unit], tables: set[str], refused: set[str], unread: str = ""
+    model: keras.Model, trial: _TrialStep, refusals: list[str], unread: str = "", compared: str = ""
 ) -> Report:
+    refused = set(trial.refusals.values())
     layers = [
-        Clipped(unit.layer.name, type(unit.layer).__name__, _way(unit, tables))
-        for unit in units
+        Clipped(unit.layer.name, type(unit.layer).__name__, _way(unit, trial.tables))
+        for unit in trial.units
         if unit.rule is not None and unit.layer.name not in refused
     ]
-    return Report(model.name, tuple(dict.fromkeys(refusals)), tuple(layers), unread)
+    return Report(model.name, tuple(dict.fromkeys(refusals)), tuple(layers), unread, compared)
 
 
-def _way(unit: Unit, tables: set[str]) -> str:
+def _way(unit: recording.Unit, tables: set[str]) -> str:
     # How the layer is clipped, and its numbers of weights.
     ways = [unit.rule.way]  # type: ignore[union-attr]
     for variable in unit.layer.trainable_variables:

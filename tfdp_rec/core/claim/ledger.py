@@ -35,7 +35,7 @@ from tfdp_rec.core.claim.composition import epsilon_of
 from tfdp_rec.core.claim.entries import new_id
 from tfdp_rec.core.claim.filters import PrivacyFilter
 from tfdp_rec.core.claim.schemes import ZERO_OUT
-from tfdp_rec.core.ground.files import Path, sync_entry, writing
+from tfdp_rec.core.ground.files import Path, open_atomically, sync_entry
 
 FORMAT = "tfdp_rec ledger 2"
 FILTER = "tfdp_rec ledger 3"  # its first line has a limit, which earlier versions would ignore
@@ -381,7 +381,7 @@ def mend(path: Path) -> str:
             raise ValueError(f"{path} has no last line that is cut short: there is nothing to mend.")
         _chain(os.fspath(path), kept)
         aside = f"{os.fspath(path)}.torn"
-        with writing(aside, "wb", private=True) as rest:
+        with open_atomically(aside, "wb", private=True) as rest:
             rest.write(text[len(kept) :])
         file.truncate(len(kept))
         os.fsync(file.fileno())

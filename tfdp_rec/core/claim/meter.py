@@ -31,7 +31,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 from tfdp_rec.core.claim.entries import Entries, Entry, new_id
 from tfdp_rec.core.claim.events import PlannedDpEvent
 from tfdp_rec.core.claim.sampling_proof import Source
-from tfdp_rec.core.ground.demands import demand_all, given
+from tfdp_rec.core.ground.graph_checks import depend_on, require_all
 from tfdp_rec.core.ground.refused import NotPrivate
 
 _NO_LIMIT = 2**62
@@ -84,14 +84,14 @@ class Meter:
         if self.open_by_plan is not None and source.sampling is None:
             raise NotPrivate(_UNPROVEN)
         counter = self._counter(source)
-        with tf.control_dependencies(demand_all((self._allowed > 0, _BY_HAND), (counter.allowed > 0, _OTHER))):
+        with tf.control_dependencies(require_all((self._allowed > 0, _BY_HAND), (counter.allowed > 0, _OTHER))):
             taken = self._left.assign_sub(1)
         # Taken before it is compared: of two threads at the last step at most one finds that it is within.
         with tf.control_dependencies([taken]):
-            gate = demand_all((self._left.read_value() >= 0, _NO_MORE))
+            gate = require_all((self._left.read_value() >= 0, _NO_MORE))
         # The increment is computed from the gate: without the gate there is no count, whatever rewrites the graph.
         with tf.control_dependencies(gate):
-            return [counter.steps.assign_add(given(tf.constant(1, tf.int64), gate))]
+            return [counter.steps.assign_add(depend_on(tf.constant(1, tf.int64), gate))]
 
     def count_ordinary(self, optimizer: Any, id: str) -> list[Any]:
         """Operations that count a step of an optimizer that is not private, on weights that were trained privately."""

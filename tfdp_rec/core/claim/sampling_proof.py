@@ -28,7 +28,7 @@ import tensorflow as tf
 
 from tfdp_rec.core.claim.fetch import joined, spec_of
 from tfdp_rec.core.claim.names import NAMED, PROCESS, process_of
-from tfdp_rec.core.ground.demands import demand, demand_all, given, sentence_of
+from tfdp_rec.core.ground.graph_checks import depend_on, require, require_all, sentence_of
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.batches import example_leaves, open_specs, refuse_padding
 from tfdp_rec.core.sensitivity.independence import Reading, Shared, Walk
@@ -160,7 +160,7 @@ def checked_batch(data: Any, shared: Sequence[str], expected_batch_size: float |
         used = _mark_used(draw)
     with tf.control_dependencies(used):
         batch = tf.nest.map_structure(lambda v: v if v is None else tf.identity(v), batch)
-        return Drawn(batch, draw), dataclasses.replace(source, place=given(draw.place, rows))
+        return Drawn(batch, draw), dataclasses.replace(source, place=depend_on(draw.place, rows))
 
 
 def check_rows(data: Any, shared: Sequence[str]) -> Any:
@@ -232,7 +232,7 @@ def _check_rows(leaves: list[tf.Tensor], size: tf.Tensor) -> list[Any]:
             )
     rows = tf.stack([tf.shape(leaf, tf.int64)[0] for leaf in leaves])
     found = tf.strings.reduce_join(tf.strings.as_string(rows), separator=", ")
-    return demand(rows == size, _REFUSED, "the sampling drew ", size, " units and gives tensors of ", found, _ROWS)
+    return require(rows == size, _REFUSED, "the sampling drew ", size, " units and gives tensors of ", found, _ROWS)
 
 
 def _mark_used(draw: Draw) -> list[Any]:
@@ -240,13 +240,13 @@ def _mark_used(draw: Draw) -> list[Any]:
     last = tf.ensure_shape(_last_numbers().lookup(draw.iteration), [])
     here = process_of(draw.iteration) == PROCESS
     number = tf.strings.as_string(draw.number)
-    checks = demand_all(
+    checks = require_all(
         (draw.number > last, _REFUSED, "draw ", number, _USED),
         (here, _REFUSED, "draw ", number, _KEPT),
         (draw.number <= last + 1, _REFUSED, "after draw ", last, " of an iteration comes draw ", number, _LEFT_OUT),
     )
     with tf.control_dependencies(checks):
-        return [_last_numbers().insert(draw.iteration, given(draw.number, checks))]
+        return [_last_numbers().insert(draw.iteration, depend_on(draw.number, checks))]
 
 
 @functools.cache

@@ -41,7 +41,7 @@ def lines_of(path: Path) -> list[str]:
 
 
 @contextlib.contextmanager
-def replacing(path: Path) -> Iterator[str]:
+def replace_atomically(path: Path) -> Iterator[str]:
     """A temporary name beside the path of a file or folder, which it replaces when the block ends, synced to disk."""
     folder, name = os.path.split(os.path.abspath(path))
     temporary = os.path.join(folder, f".{uuid.uuid4().hex[:12]}.{name}")  # ends as the name does: Keras looks there
@@ -49,16 +49,16 @@ def replacing(path: Path) -> Iterator[str]:
         yield temporary
         if os.path.lexists(temporary):
             _sync(temporary)
-            _put_in_place(temporary, os.path.join(folder, name))
+            _move_into_place(temporary, os.path.join(folder, name))
             sync_entry(folder)
     finally:
         remove(temporary)
 
 
 @contextlib.contextmanager
-def writing(path: Path, mode: str = "w", private: bool = False, reserve: int = 0) -> Iterator[IO[Any]]:
+def open_atomically(path: Path, mode: str = "w", private: bool = False, reserve: int = 0) -> Iterator[IO[Any]]:
     """An open file that appears under its name when the block ends; `reserve` bytes of the disk are its own before."""
-    with replacing(path) as temporary:
+    with replace_atomically(path) as temporary:
         handle = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600 if private else 0o666)
         with open(handle, mode, encoding=None if "b" in mode else "utf-8") as file:
             if reserve:
@@ -68,13 +68,13 @@ def writing(path: Path, mode: str = "w", private: bool = False, reserve: int = 0
                 file.truncate()
 
 
-def matching(pattern: str) -> list[str]:
+def find_paths(pattern: str) -> list[str]:
     """The file or folder of that name; if there is none, those that the pattern fits, sorted."""
     # A shell that expands `w*.csv` gives the name `w[1].csv`, which as a pattern would mean `w1.csv`.
     return [pattern] if os.path.lexists(pattern) else sorted(glob.glob(pattern))
 
 
-def only_for_owner(path: Path) -> None:
+def restrict_to_owner(path: Path) -> None:
     """Makes a file, or a folder with all that is in it, readable by its owner alone."""
     for folder, _, files in os.walk(path):
         os.chmod(folder, 0o700)
@@ -93,7 +93,7 @@ def remove(path: Path) -> None:
 
 
 @contextlib.contextmanager
-def alone(path: Path) -> Iterator[None]:
+def lock_path(path: Path) -> Iterator[None]:
     """A block in which no other process makes the file or folder of a path; removes what a killed one left of it."""
     # A lock file stays beside it.
     folder, name = os.path.split(os.path.abspath(path))
@@ -126,7 +126,7 @@ def hold(directory: Path) -> None:
     _held[path] = os.getpid(), file
 
 
-def let_go(directory: Path) -> None:
+def end_hold(directory: Path) -> None:
     """Ends `hold`."""
     _, file = _held.pop(os.path.realpath(os.path.join(directory, "in-use")), (0, None))
     if file is not None:
@@ -134,7 +134,7 @@ def let_go(directory: Path) -> None:
 
 
 @contextlib.contextmanager
-def unheld(directory: Path) -> Iterator[bool]:
+def hold_if_free(directory: Path) -> Iterator[bool]:
     """Whether no process holds a directory; held by this one as long as the block lasts."""
     path = os.path.realpath(os.path.join(directory, "in-use"))
     with contextlib.ExitStack() as stack:
@@ -153,7 +153,7 @@ class Temporary:
         # `kind` begins the folder's name. A process that was killed leaves its folder; the next of the kind removes it.
         for left in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{kind}*", "in-use")):
             # Another process may remove the same folder at this moment.
-            with contextlib.suppress(FileNotFoundError), unheld(os.path.dirname(left)) as free:
+            with contextlib.suppress(FileNotFoundError), hold_if_free(os.path.dirname(left)) as free:
                 if free and os.stat(left).st_uid == os.getuid():
                     remove(os.path.dirname(left))
         self.name = tempfile.mkdtemp(prefix=kind)
@@ -161,12 +161,12 @@ class Temporary:
         fcntl.flock(lock, fcntl.LOCK_EX)  # before it has the name that others look for
         os.rename(lock.name, held := os.path.realpath(os.path.join(self.name, "in-use")))
         _held[held] = os.getpid(), lock
-        self.cleanup = weakref.finalize(self, _end_of, self.name, os.getpid())
+        self.cleanup = weakref.finalize(self, _remove_own, self.name, os.getpid())
 
 
-def _end_of(folder: str, owner: int) -> None:
+def _remove_own(folder: str, owner: int) -> None:
     if os.getpid() == owner:  # a forked child ends, and its parent goes on
-        let_go(folder)
+        end_hold(folder)
         remove(folder)
 
 
@@ -182,7 +182,7 @@ def row_chunks(shape: Sequence[int], values: int) -> Iterator[tuple[int, int]]:
         yield start, min(start + rows, shape[0])
 
 
-def _put_in_place(temporary: str, path: str) -> None:
+def _move_into_place(temporary: str, path: str) -> None:
     if not os.path.isdir(path):
         os.replace(temporary, path)
         return

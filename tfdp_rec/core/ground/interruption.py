@@ -17,7 +17,7 @@ _last = int(signal.SIGINT)
 _deferring, _deferred = 0, False
 
 
-def last() -> int:
+def last_signal() -> int:
     """The last signal that asked the program to stop."""
     return _last
 
@@ -27,7 +27,7 @@ def exit_code() -> int:
     return 128 + _last
 
 
-def raise_if_asked() -> None:
+def check_interruption() -> None:
     """Raises `KeyboardInterrupt` if a signal asked the program to stop, for what must not begin after that."""
     # Python drops an exception in a callback of a weak reference or in `__del__`, and so the first of a signal there.
     if _asked:
@@ -35,7 +35,7 @@ def raise_if_asked() -> None:
 
 
 @contextlib.contextmanager
-def answered() -> Iterator[None]:
+def handle_signals() -> Iterator[None]:
     """A block in which the three signals raise `KeyboardInterrupt`."""
     # An ignored signal, such as SIGHUP under nohup, stays ignored. After the first request, SIGTERM and SIGHUP are no
     # news: the program cleans up. A second Ctrl-C interrupts that, too.
@@ -55,7 +55,7 @@ def answered() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def deferred() -> Iterator[None]:
+def defer_signals() -> Iterator[None]:
     """A short block that ends before the program is interrupted."""
     global _deferring, _deferred
     _deferring += 1

@@ -38,7 +38,7 @@ def handles_of(variables: Iterable[keras.Variable]) -> list[Any]:
     return [handle for handle in found if handle is not None]
 
 
-def guarded_resource(variable: keras.Variable) -> tf.Variable:
+def look_up_resource(variable: keras.Variable) -> tf.Variable:
     """The TensorFlow variable as Keras looks it up: refused, or checked, while a table owes noise."""
     return getattr(variable, RESOURCE_ATTRIBUTE)
 
@@ -55,7 +55,7 @@ RESOURCE_ATTRIBUTE = "_value"
 # Layers and models.
 
 
-def before_saving(check: Callable[[Any, bool], None]) -> None:
+def register_save_check(check: Callable[[Any, bool], None]) -> None:
     """Has `check(object, hdf5)` called before Keras writes a file of a model, or copies a layer through one."""
     # No method of a model is called by all of these: `save`, `keras.saving.save_model`, pickle, `copy.deepcopy`.
     from keras.src.legacy.saving import legacy_h5_format
@@ -64,20 +64,20 @@ def before_saving(check: Callable[[Any, bool], None]) -> None:
     save_state, save_hdf5 = saving_lib._save_state, legacy_h5_format.save_model_to_hdf5
 
     @functools.wraps(save_state)
-    def checked_state(saveable: Any, weights_store: Any, assets_store: Any, inner_path: str, **rest: Any) -> Any:
+    def check_and_save_state(saveable: Any, weights_store: Any, assets_store: Any, inner_path: str, **rest: Any) -> Any:
         if not inner_path:  # the object that is saved, and not a part of it
             check(saveable, False)
         return save_state(saveable, weights_store, assets_store, inner_path, **rest)
 
     @functools.wraps(save_hdf5)
-    def checked_hdf5(model: Any, *args: Any, **options: Any) -> Any:
+    def check_and_save_hdf5(model: Any, *args: Any, **options: Any) -> Any:
         check(model, True)
         return save_hdf5(model, *args, **options)
 
-    saving_lib._save_state, legacy_h5_format.save_model_to_hdf5 = checked_state, checked_hdf5
+    saving_lib._save_state, legacy_h5_format.save_model_to_hdf5 = check_and_save_state, check_and_save_hdf5
 
 
-def raised_as_it_is(error: type[Exception]) -> None:
+def keep_error_plain(error: type[Exception]) -> None:
     """Has Keras raise an error within a layer's call as it is, without a heading and the arguments of the call."""
     error._keras_call_info_injected = True  # type: ignore[attr-defined]
 
@@ -102,7 +102,7 @@ def own_state(layer: keras.layers.Layer) -> list[keras.Variable]:
     return layer._non_trainable_variables
 
 
-def added_losses(layer: keras.layers.Layer) -> list[Any]:
+def find_added_losses(layer: keras.layers.Layer) -> list[Any]:
     """The losses given to `add_loss` in the last call."""
     return getattr(layer, "_losses", [])
 
@@ -124,7 +124,7 @@ def draws(layer: keras.layers.Layer) -> bool:
 def build_metrics(model: keras.Model, found: Any) -> None:
     """Makes the variables of compiled metrics from (x, y, y_pred, sample_weight) of a trace, or of nothing."""
     # A step that makes them is traced twice by TensorFlow, which halves the speed of the start.
-    metrics = compiled_metrics(model)
+    metrics = metrics_container(model)
     if found is None or found[1] is None or metrics is None or metrics.built:
         return
     like = lambda t: None if t is None else keras.KerasTensor(t.shape, t.dtype.name)  # noqa: E731
@@ -136,14 +136,14 @@ def loss_tracker(model: keras.Model) -> keras.metrics.Mean:
     return model._loss_tracker
 
 
-def compiled_metrics(model: keras.Model) -> Any:
+def metrics_container(model: keras.Model) -> Any:
     """The container of the metrics given to `compile`, `built` once it has seen predictions; None without metrics."""
     return model._compile_metrics
 
 
 def metrics_variables(model: Any) -> list[keras.Variable]:
     """The variables of a model's metrics, those also that were given to `compile` and have seen no batch yet."""
-    held = compiled_metrics(model) if model.compiled else None
+    held = metrics_container(model) if model.compiled else None
     given = () if held is None else tf.nest.flatten([held._user_metrics, held._user_weighted_metrics])
     found = [*model.metrics_variables, *(v for m in given if isinstance(m, keras.metrics.Metric) for v in m.variables)]
     return list({id(v): v for v in found}.values())
@@ -280,9 +280,9 @@ def function_graph(graph: Any, name: str) -> Any:
 
 
 @contextlib.contextmanager
-def differentiated(operation: str, by: Callable[..., Any]) -> Iterator[None]:
+def override_gradient(operation: str, by: Callable[..., Any]) -> Iterator[None]:
     """A block in which an operation's gradient is `by(operation, gradient of its output, its gradient function)`."""
-    registered, function = _registered_gradient(operation)
+    registered, function = _find_gradient(operation)
     registered["type"] = lambda op, gradient: by(op, gradient, function)
     try:
         yield
@@ -291,7 +291,7 @@ def differentiated(operation: str, by: Callable[..., Any]) -> Iterator[None]:
 
 
 @functools.cache
-def _registered_gradient(operation: str) -> tuple[dict[str, Any], Any]:
+def _find_gradient(operation: str) -> tuple[dict[str, Any], Any]:
     # TensorFlow's registration of an operation's gradient function, and the function that was there at first.
     from tensorflow.python.framework import ops
 

@@ -9,7 +9,7 @@ and no check can be added to an existing graph. So the rows leave the variable w
 
 Layers and other functions have the variable `public`, which is empty while the rows are withheld, and not even of its
 shape: a lookup then fails, and so does nearly all that reads the table whole. Only mechanisms and clipping rules use
-`private` (`held_rows`). Rows move by reference: no value is copied, and memory does not grow.
+`private` (`rows_of`). Rows move by reference: no value is copied, and memory does not grow.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.demands import demand
+from tfdp_rec.core.ground.graph_checks import require
 from tfdp_rec.core.ground.keras_internals import resource
 
 _NOTHING = [0] * 5  # a shape that no table has
@@ -33,7 +33,8 @@ class WithheldRows:
         self._variable = variable
         self._graph: Any = lambda: None  # the graph that last got the operations of `withhold`
         with tf.init_scope(), tf.device(self.public.device):
-            self.private = tf.Variable(_taken_from(self.public), trainable=variable.trainable, name="private_rows")
+            rows = _read_by_reference(self.public)
+            self.private = tf.Variable(rows, trainable=variable.trainable, name="private_rows")
             _empty(self.private)
 
     @property
@@ -44,17 +45,17 @@ class WithheldRows:
     @property
     def rows(self) -> tf.Variable:
         """The variable with the rows: in a graph, which is a step's, the private one."""
-        return self.private if not tf.executing_eagerly() or self.are_withheld else self.public
+        return self.private if not tf.executing_eagerly() or self.is_withheld else self.public
 
     @property
-    def are_withheld(self) -> bool:
+    def is_withheld(self) -> bool:
         """Whether the rows are in the private variable; for eager code."""
         return not _has_rows(self.public)
 
     def withhold(self) -> None:
         """Moves the rows to the private variable; once per graph."""
         if tf.executing_eagerly():
-            if not self.are_withheld:
+            if not self.is_withheld:
                 _move(self.public, self.private)
             return
         graph = tf.compat.v1.get_default_graph()
@@ -70,26 +71,26 @@ class WithheldRows:
 
     def publish(self) -> None:
         """Moves the rows, none of which owes noise any more, to the public variable."""
-        if self.are_withheld:
+        if self.is_withheld:
             _move(self.private, self.public)
         elif _has_rows(self.private):  # an interruption has left the same rows in both
             _empty(self.private)
 
 
-def withheld(variable: keras.Variable) -> WithheldRows | None:
+def find_withheld(variable: keras.Variable) -> WithheldRows | None:
     """The `WithheldRows` of a variable; None if its rows are never withheld."""
     return vars(variable).get("withheld")
 
 
-def held_rows(variable: keras.Variable) -> tf.Variable:
+def rows_of(variable: keras.Variable) -> tf.Variable:
     """The TensorFlow variable with the rows of a table, for steps, settling and training checkpoints."""
-    places = withheld(variable)
+    places = find_withheld(variable)
     return resource(variable) if places is None else places.rows
 
 
-def demand_rows(variable: keras.Variable, sentence: str) -> None:
+def require_rows(variable: keras.Variable, sentence: str) -> None:
     """Makes a graph fail with a sentence, ahead of its reads of a table, if the table's rows are withheld."""
-    with tf.control_dependencies(demand(_has_rows(resource(variable)), sentence)):
+    with tf.control_dependencies(require(_has_rows(resource(variable)), sentence)):
         # Reads wait for operations that may write to the variable, of which TensorFlow takes this to be one.
         tf.raw_ops.DisableCopyOnRead(resource=resource(variable).handle)
 
@@ -98,7 +99,7 @@ def _has_rows(variable: tf.Variable) -> tf.Tensor:
     return tf.reduce_prod(tf.raw_ops.VariableShape(input=variable.handle)) > 0
 
 
-def _taken_from(variable: tf.Variable) -> tf.Tensor:
+def _read_by_reference(variable: tf.Variable) -> tf.Tensor:
     # By reference; after a scatter TensorFlow would copy the values at every read.
     tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
     return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype, name="rows_by_reference")
@@ -106,7 +107,7 @@ def _taken_from(variable: tf.Variable) -> tf.Tensor:
 
 def _move(source: tf.Variable, target: tf.Variable) -> None:
     # In this order, so that an interruption in between loses nothing.
-    tf.raw_ops.AssignVariableOp(resource=target.handle, value=_taken_from(source))
+    tf.raw_ops.AssignVariableOp(resource=target.handle, value=_read_by_reference(source))
     _empty(source)
 
 

@@ -27,7 +27,7 @@ from tfdp_rec.core.claim.entries import new_id
 from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.meter import Meter
 from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Source
-from tfdp_rec.core.ground.demands import Check, demand_all, given
+from tfdp_rec.core.ground.graph_checks import Check, depend_on, require_all
 from tfdp_rec.core.ground.keras_internals import learning_rate_now, learning_rate_of, resource
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism import checks
@@ -330,7 +330,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         checks.refuse_data_beside_the_sum(self, variables)
         checks.refuse_replicas(tf.distribute.get_strategy())  # a fit may be within a strategy that `compile` was not in
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
-        admitted = demand_all(*self.admission(clipped, source))
+        admitted = require_all(*self.admission(clipped, source))
         with ours(), tf.control_dependencies([clipped.norms]), run_after(admitted):
             with run_after(self.privacy_history.count(source) if self.counts_steps else []):
                 for observe in self.observers:
@@ -366,7 +366,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         if unknown:
             raise ValueError(f"The optimizer was not built for {', '.join(sorted(unknown))}.")
         # Every scale of the step is computed from B, and B from the checks: what is not admitted moves no weight.
-        batch = given(tf.constant(self.expected_batch_size, tf.float64), admitted)
+        batch = depend_on(tf.constant(self.expected_batch_size, tf.float64), admitted)
         stddev = tf.constant(self.noise_multiplier, tf.float64) * tf.cast(clipped.sensitivity, tf.float64) / batch
         learning_rate = tf.cast(learning_rate_now(self), tf.float32)
         pace = tf.ones_like(learning_rate) if self.table_rule else self.pace_of(learning_rate, stddev)
@@ -374,7 +374,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         # What is more than float32 holds is infinite, or no number, whatever noise is added to it.
         largest = tf.maximum(tf.abs(tf.cast(learning_rate, tf.float64)), 1.0) * tf.cast(clipped.sensitivity, tf.float64)
         held = (largest / tf.minimum(batch, 1.0) <= _LARGEST_MOVE) | (stddev == 0)
-        with run_after(demand_all((held, _TOO_LARGE), *self.refusals(step))):
+        with run_after(require_all((held, _TOO_LARGE), *self.refusals(step))):
             self.write(step, regularization or {})
 
     def write(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:

@@ -37,7 +37,7 @@ from typing import Any, NamedTuple, Unpack, overload
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.demands import Check, demand
+from tfdp_rec.core.ground.graph_checks import Check, require
 from tfdp_rec.core.ground.keras_internals import learning_rate_of
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.arguments import Numbers, Planned
@@ -193,7 +193,7 @@ class LazyDPSGD(PrivateOptimizer):
             plain = _steps_of(table).is_plain
             onto, on = ((old[-1][0], move.values), grid) if plain else ((move.values,), None)
             wanted.append((path, Request(table.number, move.indices, table.width, scale, onto, on)))
-        with run_after(demand(*self._room(step)) if self.arrives_late else []):
+        with run_after(require(*self._room(step)) if self.arrives_late else []):
             met = self.meet(wanted, number)
         for rows, (path, asked), (noisy, others) in zip(old, wanted, met, strict=True):
             rule, ids = _steps_of(self.tables[path]), asked.rows

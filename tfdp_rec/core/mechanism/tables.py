@@ -19,7 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.withheld_rows import held_rows, withheld
+from tfdp_rec.core.ground.withheld_rows import find_withheld, rows_of
 from tfdp_rec.core.mechanism.rules import Recursion, Rows, Scalar, TableRule
 
 CHUNK_VALUES = 1 << 20  # values handled at once when a whole table is swept: 4 MiB of float32, which stay in cache
@@ -68,12 +68,12 @@ class Table:
 
     def read(self, ids: tf.Tensor) -> Rows:
         """float32 rows of the weights, and of the state."""
-        return tuple(tf.cast(tf.gather(held_rows(variable), ids), tf.float32) for variable in self._stored_variables)
+        return tuple(tf.cast(tf.gather(rows_of(variable), ids), tf.float32) for variable in self._stored_variables)
 
     def write(self, ids: tf.Tensor, rows: Rows) -> Operations:
         """Replaces rows; `ids` are distinct."""
         pairs = zip(self._stored_variables, rows, strict=True)
-        return [done for variable, values in pairs for done in scatter("Update", held_rows(variable), ids, values)]
+        return [done for variable, values in pairs for done in scatter("Update", rows_of(variable), ids, values)]
 
     @property
     def _stored_variables(self) -> list[keras.Variable]:
@@ -82,7 +82,7 @@ class Table:
     def withhold(self) -> None:
         """Keeps the rows from whatever else reads the table, if any mechanism may owe them noise."""
         for variable in self._stored_variables:
-            if (places := withheld(variable)) is not None:
+            if (places := find_withheld(variable)) is not None:
                 places.withhold()
 
     def step(self, ids: tf.Tensor, move: tf.Tensor, learning_rate: Scalar) -> Operations:

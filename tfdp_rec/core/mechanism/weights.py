@@ -36,7 +36,7 @@ from tfdp_rec.core.ground.keras_internals import (
     set_resource,
 )
 from tfdp_rec.core.ground.refused import NotPrivate
-from tfdp_rec.core.ground.withheld_rows import WithheldRows, demand_rows, withheld
+from tfdp_rec.core.ground.withheld_rows import WithheldRows, find_withheld, require_rows
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.sensitivity.data_flow import ours
 from tfdp_rec.core.sensitivity.rules import Rule, rule_for
@@ -62,7 +62,7 @@ class PrivateWeights:
 
     # Owning.
 
-    def own_possible_tables(self, model: Any) -> None:
+    def add_possible_tables(self, model: Any) -> None:
         """Owns the weights that may turn out to be tables, so that graphs compiled before the first batch say so."""
         for layer in filter(may_be_table, layers_within(model)):
             self._own(own_weights(layer), guard=True)
@@ -75,7 +75,7 @@ class PrivateWeights:
             return
         owner._trained.append((optimizer, model))
         for variable in several if optimizer.pays_late else ():
-            if withheld(variable) is None:
+            if find_withheld(variable) is None:
                 vars(variable)["withheld"] = WithheldRows(variable)
         for other in owner._models:
             if other is not model:
@@ -180,7 +180,7 @@ class PrivateWeights:
     def withhold(self) -> None:
         """Withholds the rows of all tables that may owe noise."""
         for variable in self._variables:
-            if (places := withheld(variable)) is not None:
+            if (places := find_withheld(variable)) is not None:
                 places.withhold()
 
     def before_read(self, variable: keras.Variable, ids: tf.Tensor) -> None:
@@ -201,13 +201,13 @@ class PrivateWeights:
             try:
                 self.settle()
                 for keeper, optimizer in kept:
-                    keeper.before_release(optimizer)
+                    keeper.save_before_release(optimizer)
             except BaseException:
                 for keeper, optimizer in kept:
                     keeper.erase_unkept(optimizer)
                 raise
             for variable in self._variables:  # last: where a checkpoint cannot be written, rows stay where they are
-                if (places := withheld(variable)) is not None:
+                if (places := find_withheld(variable)) is not None:
                     places.publish()
 
     def release_outside_steps(self) -> None:
@@ -233,11 +233,11 @@ class PrivateWeights:
             return
         if tf.executing_eagerly():
             self._refuse_other_threads()
-            if (places := withheld(variable)) is not None and places.are_withheld:
+            if (places := find_withheld(variable)) is not None and places.is_withheld:
                 raise NotPrivate(_WITHHELD.format(variable.path))
         # A server guards its own tables. XLA drops checks, and finds no rows.
         elif isinstance(resource(variable), tf.Variable) and _builds_function() and not compiles_with_xla():
-            demand_rows(variable, _WITHHELD.format(variable.path))
+            require_rows(variable, _WITHHELD.format(variable.path))
 
 
 def owners_of(model: Any) -> list[PrivateWeights]:

@@ -15,7 +15,7 @@ import os
 
 import tensorflow as tf
 
-from tfdp_rec.core.ground.demands import demand, given
+from tfdp_rec.core.ground.graph_checks import depend_on, require
 from tfdp_rec.core.ground.keras_internals import compiles_with_xla
 from tfdp_rec.core.ground.refused import NotPrivate
 
@@ -102,4 +102,4 @@ _NOT_EXACT = (
 def require_exactness(weights: tf.Tensor, norms: tf.Tensor) -> tf.Tensor:
     """The examples' weights, computed from a check that products are exact."""
     exact = tf.reduce_all(tf.stack(list(canaries(norms).values())))
-    return given(weights, demand(exact, _NOT_EXACT))
+    return depend_on(weights, require(exact, _NOT_EXACT))

@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp_rec.core.ground.demands import demand
+from tfdp_rec.core.ground.graph_checks import require
 from tfdp_rec.core.ground.refused import NotPrivate
 
 
@@ -81,7 +81,7 @@ def hide_batch_axis(batch: Any, shared: Sequence[str] = ()) -> Any:
     if tf.executing_eagerly() or not leaves:
         return batch
     rows = tf.stack([tf.shape(leaf)[0] for leaf in leaves])
-    checks = demand(rows == rows[0], _ROWS) if len(leaves) > 1 else []
+    checks = require(rows == rows[0], _ROWS) if len(leaves) > 1 else []
 
     def hide(tensor: tf.Tensor) -> tf.Tensor:
         if not isinstance(tensor, tf.Tensor) or not tensor.shape.rank:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.demands import demand, given
+from tfdp_rec.core.ground.graph_checks import depend_on, require
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity import cross_terms, factors, float_sums
 from tfdp_rec.core.sensitivity.arithmetic import refuse_other_arithmetic, require_exactness
@@ -305,7 +305,7 @@ def clip(
     """The clipped sum of factored per-example gradients; microbatches share the slack."""
     norms, reaches, types = measure(collected)
     share = share or Share(1, tf.size(norms))
-    norms = given(norms, _check_numbers(collected, tf.size(norms), share))
+    norms = depend_on(norms, _check_numbers(collected, tf.size(norms), share))
     bound = tf.cast(l2_norm_clip, norms.dtype) / (1 + SLACK)
     weights = require_exactness(clip_weights(norms, bound, rule), norms)
     counted = tf.fill(tf.shape(norms), True) if counted is None else counted
@@ -331,7 +331,7 @@ def _check_numbers(collected: Factors, size: tf.Tensor, share: Share) -> list[An
     terms = [f.terms for own in collected.values() for f in own if not f.whole]
     most = tf.cast(size, tf.float64) ** 2 * tf.cast(tf.reduce_max([1, *terms]), tf.float64)
     most *= tf.cast(share.parts, tf.float64)
-    return demand((share.examples <= MOST_EXAMPLES) & (most <= _MOST_TERMS), _TOO_MANY)
+    return require((share.examples <= MOST_EXAMPLES) & (most <= _MOST_TERMS), _TOO_MANY)
 
 
 def check_losses(losses: Any, size: tf.Tensor) -> tf.Tensor:
@@ -339,7 +339,7 @@ def check_losses(losses: Any, size: tf.Tensor) -> tf.Tensor:
     losses = tf.convert_to_tensor(losses)
     if losses.shape.rank != 1:
         raise ValueError(f"per_example_loss must return one loss an example, shape [batch]; got shape {losses.shape}.")
-    return given(losses, demand(tf.shape(losses)[0] == size, "per_example_loss must return one loss an example."))
+    return depend_on(losses, require(tf.shape(losses)[0] == size, "per_example_loss must return one loss an example."))
 
 
 def run_as_graph(run: Callable[[Any], ClippedSum], batch: Any, shared: Sequence[str] = ()) -> ClippedSum:

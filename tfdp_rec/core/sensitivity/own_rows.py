@@ -15,13 +15,13 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp_rec.core.ground.keras_internals import differentiated
+from tfdp_rec.core.ground.keras_internals import override_gradient
 
 
 @contextlib.contextmanager
 def own_rows() -> Iterator[None]:
     """Differentiates lookups among an example's own rows example by example, for the length of the block."""
-    with differentiated("GatherV2", _sum_by_example):
+    with override_gradient("GatherV2", _sum_by_example):
         yield
 
 

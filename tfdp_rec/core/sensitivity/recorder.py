@@ -23,11 +23,11 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.core.ground.keras_internals import (
-    added_losses,
+    find_added_losses,
+    keep_error_plain,
     layers_within,
     own_weights,
     parts,
-    raised_as_it_is,
     random_states,
     resource,
 )
@@ -37,7 +37,7 @@ from tfdp_rec.core.sensitivity import rules
 from tfdp_rec.core.sensitivity.independence.refusals import cause, sentence, users_line
 from tfdp_rec.core.sensitivity.rules import Call
 
-raised_as_it_is(NotPrivate)
+keep_error_plain(NotPrivate)
 BeforeRead = Callable[[keras.Variable, tf.Tensor], None]
 
 
@@ -262,7 +262,7 @@ def refuse_added_losses(model: keras.Model) -> None:
                 f"Layer '{layer.name}' adds a loss of its own by activity_regularizer, which clipping by example does "
                 "not cover: make it part of per_example_loss."
             )
-        for loss in added_losses(layer):
+        for loss in find_added_losses(layer):
             made = None if isinstance(loss, tf.__internal__.EagerTensor) else loss.op
             if made is not None and (found := cause(made.graph.get_operations())):
                 raise NotPrivate(sentence(*found))

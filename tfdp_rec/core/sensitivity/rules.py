@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.demands import demand
+from tfdp_rec.core.ground.graph_checks import require
 from tfdp_rec.core.ground.keras_internals import (
     CallSurroundings,
     embeddings_of,
@@ -33,7 +33,7 @@ from tfdp_rec.core.ground.keras_internals import (
     set_keras_mask,
 )
 from tfdp_rec.core.ground.refused import NotPrivate
-from tfdp_rec.core.ground.withheld_rows import held_rows
+from tfdp_rec.core.ground.withheld_rows import rows_of
 from tfdp_rec.core.sensitivity import factors
 
 NO_BATCH = (
@@ -390,7 +390,7 @@ def check_ids(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable) 
         f"Layer '{layer.name}' was given ids outside its table of {table.shape[0]} rows, which takes 0 to "
         f"{table.shape[0] - 1}: make the table larger, or number the ids first, by keras.layers.IntegerLookup."
     )
-    with tf.control_dependencies(demand(known, message)):
+    with tf.control_dependencies(require(known, message)):
         return tf.where(known, ids, tf.constant(0, ids.dtype))
 
 
@@ -425,7 +425,7 @@ class EmbeddingRule(Rule):
         refuse_text(layer, call.input)
         ids = check_ids(self._ids(call), layer, embeddings_of(layer))
         hooks.before_read(embeddings_of(layer), ids)
-        rows = hooks.watch(tf.gather(held_rows(embeddings_of(layer)), ids))
+        rows = hooks.watch(tf.gather(rows_of(embeddings_of(layer)), ids))
         return tf.cast(rows, layer.compute_dtype)
 
     @staticmethod
@@ -605,7 +605,7 @@ class UniversalRule(Rule):
         if value.shape[0] is not None:
             raise NotPrivate(message)
         rows = tf.shape(output)[:1]
-        with tf.control_dependencies(demand(tf.equal(tf.shape(value)[:1], rows), message)):
+        with tf.control_dependencies(require(tf.equal(tf.shape(value)[:1], rows), message)):
             return tf.reshape(value, tf.concat([rows, tf.shape(value)[1:]], axis=0))
 
 

@@ -26,7 +26,7 @@ from tfdp_rec.core.ground.keras_internals import (
     resource_key,
 )
 from tfdp_rec.core.ground.refused import NotPrivate
-from tfdp_rec.core.ground.withheld_rows import held_rows, withheld
+from tfdp_rec.core.ground.withheld_rows import find_withheld, rows_of
 from tfdp_rec.core.sensitivity.batches import example_leaves, refuse_padding
 from tfdp_rec.core.sensitivity.independence.gradient_shares import GradientShares
 from tfdp_rec.core.sensitivity.independence.reading import Reading, Walk
@@ -219,8 +219,8 @@ def _reading(model: keras.Model) -> Reading:
     seeds = [_handle(state) for state in random_states(model)]
     metrics = {_handle(variable): "metric" for variable in metrics_variables(model)}
     names = {_handle(variable): variable.path for variable in model.variables}
-    own = [variable for variable in model.trainable_variables if withheld(variable) is not None]
-    names |= {resource_key(held_rows(variable).handle): variable.path for variable in own}
+    own = [variable for variable in model.trainable_variables if find_withheld(variable) is not None]
+    names |= {resource_key(rows_of(variable).handle): variable.path for variable in own}
     layers = [layer.name for layer in layers_within(model)]
     return Reading({**metrics, **dict.fromkeys(seeds, "seed")}, names, layers)
 

@@ -32,7 +32,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tfdp_rec.core.ground.files import alone, replacing
+from tfdp_rec.core.ground.files import lock_path, replace_atomically
 from tfdp_rec.datasets.log import whole_users
 from tfdp_rec.datasets.logs import sources
 from tfdp_rec.datasets.logs.columns import IdColumn, NumberColumn, TimeColumn
@@ -72,13 +72,13 @@ def group(source: Any, columns: LogColumns, folder: Path) -> None:
     """Makes the folder of a grouped log, unless it was made from the same files."""
     print_of_source = _print_of(source, columns)
     folder.parent.mkdir(parents=True, exist_ok=True)
-    with alone(folder):
+    with lock_path(folder):
         found = _read_about(folder)
         if found and found["source"] is not None and found["source"] == print_of_source:
             return
         if not found and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} holds something else than a log made here: give folder= another name.")
-        with replacing(folder) as temporary, _full_disk(folder):
+        with replace_atomically(folder) as temporary, _full_disk(folder):
             Path(temporary).mkdir(mode=0o700)
             _Grouping(columns, Path(temporary)).run(source, print_of_source)
 
@@ -311,9 +311,9 @@ def array_file(name: str) -> str:
 def number_rows(folder: Path, items: Items, rows_per_unit: int | None, others: Mapping[str, Any]) -> Path:
     """The folder of a grouped log's rows with users and items numbered; found, if it was made before."""
     made = folder / f"items-{_digest(items, rows_per_unit)}"
-    with alone(made):
+    with lock_path(made):
         if not made.exists():
-            with replacing(made) as temporary, _full_disk(folder):
+            with replace_atomically(made) as temporary, _full_disk(folder):
                 Path(temporary).mkdir(mode=0o700)
                 _write_numbered(folder, Path(temporary), items, rows_per_unit, others)
     return made

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from tfdp_rec.core.ground.files import lines_of, writing
+from tfdp_rec.core.ground.files import lines_of, open_atomically
 from tfdp_rec.datasets.logs import sources
 from tfdp_rec.datasets.logs.columns import IdColumn
 
@@ -74,7 +74,7 @@ class Items:
 
     def save(self, path: str | os.PathLike[str]) -> None:
         """Writes a Parquet file that `read` reads, to keep beside a model."""
-        with writing(path, "wb") as file:
+        with open_atomically(path, "wb") as file:
             self.write(file)
 
     def write(self, file: IO[bytes]) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from tfdp_rec.core.ground.files import matching
+from tfdp_rec.core.ground.files import find_paths
 
 _ROWS = 2**18  # of a stretch
 _BYTES = 2**24  # of text, for a stretch
@@ -51,7 +51,7 @@ def files_of(source: Any) -> list[Path] | None:
     if not isinstance(source, str | Path):
         return None
     folder = Path(source).is_dir()
-    found = _list_folder(Path(source)) if folder else [Path(name) for name in matching(str(source))]
+    found = _list_folder(Path(source)) if folder else [Path(name) for name in find_paths(str(source))]
     if not found:
         raise FileNotFoundError(f"There is no log at {source}: give files, a folder, or a pattern such as logs/*.csv.")
     for path in found:

@@ -17,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdp_rec.core.ground.lazily import optional
+from tfdp_rec.core.ground.lazy_imports import optional
 from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.datasets.timelines import Timelines
 

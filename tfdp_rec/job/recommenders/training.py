@@ -37,7 +37,7 @@ from tfdp_rec.core.claim.orders import FixedOrder
 from tfdp_rec.core.claim.payments import Payments
 from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
 from tfdp_rec.core.claim.statement import Statement, rounded_up
-from tfdp_rec.core.ground.files import Path, only_for_owner
+from tfdp_rec.core.ground.files import Path, restrict_to_owner
 from tfdp_rec.core.mechanism.correlated_noise import INDEPENDENT, Correlation, optimised_correlation
 from tfdp_rec.core.mechanism.noise_walk import noise_walk
 from tfdp_rec.core.mechanism.rules import Recursion
@@ -362,7 +362,7 @@ def train_here(training: Training) -> MadeRecommender:
     finally:
         if accountant is not None:
             accountant.give_back_unused()
-        only_for_owner(board)
+        restrict_to_owner(board)
     if curve.step < settings.steps:
         job.show.note(f"{curve.step} of {settings.steps} steps were made: no more fit into the budget")
     return training.add_costs(MadeRecommender(model, model, steps=curve.step), accountant)

@@ -31,7 +31,7 @@ import numpy as np
 from keras import ops
 from numpy.typing import NDArray
 
-from tfdp_rec.core.ground.lazily import optional
+from tfdp_rec.core.ground.lazy_imports import optional
 from tfdp_rec.models.arguments import SavedByArguments
 
 _GELU_BY_TANH = functools.partial(ops.gelu, approximate=True)

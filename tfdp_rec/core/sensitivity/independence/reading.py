@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.core.ground.demands import is_check
+from tfdp_rec.core.ground.graph_checks import is_check
 from tfdp_rec.core.ground.keras_internals import lengths_of_handle, resource_key
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.independence import refusals

@@ -26,7 +26,7 @@ def names_for_checkers(package: str) -> dict[str, str]:
     return {alias.name: node.module or "" for node in imports for alias in node.names}
 
 
-def imported_when_asked(
+def lazy_getattr(
     package: str, elsewhere: Mapping[str, str] = types.MappingProxyType({})
 ) -> tuple[Callable[[str], Any], list[str]]:
     """A package's `__getattr__` (PEP 562) and `__all__`, for the names that it imports under `if TYPE_CHECKING`.

@@ -1,8 +1,8 @@
 """Conditions that must hold when a graph runs, or its step fails.
 
-    d = demand(condition, sentence)        an operation that fails with the sentence, or gives the number 0
-    d = demand_all((condition, sentence), (condition, sentence))      one operation for several conditions
-    value = given(value, d)                value + 0: what is computed from the check, as data
+    d = require(condition, sentence)        an operation that fails with the sentence, or gives the number 0
+    d = require_all((condition, sentence), (condition, sentence))      one operation for several conditions
+    value = depend_on(value, d)             value + 0: what is computed from the check, as data
 
 TensorFlow may rewrite a graph before it runs. An `Assert` gives no number, so that nothing can be computed from it, and
 the option `debug_stripper` removes it; what nothing is computed from may be pruned. So no check is an `Assert` here.
@@ -12,8 +12,8 @@ The check is a chain in which each operation takes the result of the one before 
     StringToNumber  fails on the sentence, and says it
     DeepCopy        of that number: stateful, so that a function runs it always, and no optimizer leaves it out
 
-Operations under `with tf.control_dependencies(demand(...))` therefore wait for an operation that stays. A value that is
-`given` the check is also computed from it.
+Operations under `with tf.control_dependencies(require(...))` therefore wait for an operation that stays. The value that
+`depend_on` returns is also computed from it.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ Check = tuple[Any, ...]
 """A condition, and the texts and tensors of its sentence."""
 
 
-def demand(condition: Any, *sentence: Any) -> list[tf.Operation]:
+def require(condition: Any, *sentence: Any) -> list[tf.Operation]:
     """Operations that fail with a sentence of texts and tensors unless `condition` holds; eagerly, an empty list."""
-    return demand_all((condition, *sentence))
+    return require_all((condition, *sentence))
 
 
-def demand_all(*checks: Check) -> list[tf.Operation]:
+def require_all(*checks: Check) -> list[tf.Operation]:
     """Operations that fail with the sentence of the first condition that does not hold; eagerly, an empty list."""
     if not checks:
         return []
@@ -43,7 +43,7 @@ def demand_all(*checks: Check) -> list[tf.Operation]:
     text: Any = "0"
     for condition, *sentence in reversed(checks):
         condition = tf.convert_to_tensor(condition)
-        text = tf.where(tf.reduce_all(condition) if condition.shape.rank != 0 else condition, text, _joined(sentence))
+        text = tf.where(tf.reduce_all(condition) if condition.shape.rank != 0 else condition, text, _join(sentence))
     zero = tf.strings.to_number(text, tf.int32)
     if graph is None:
         return []
@@ -53,7 +53,7 @@ def demand_all(*checks: Check) -> list[tf.Operation]:
     return [kept.op]
 
 
-def _joined(sentence: Sequence[Any]) -> Any:
+def _join(sentence: Sequence[Any]) -> Any:
     def part(one: Any) -> Any:
         return one if isinstance(one, str) or one.dtype == tf.string else tf.strings.as_string(one)
 
@@ -61,7 +61,7 @@ def _joined(sentence: Sequence[Any]) -> Any:
     return "".join(parts) if all(isinstance(one, str) for one in parts) else tf.strings.join(parts)
 
 
-def given(value: tf.Tensor, checks: Iterable[tf.Operation]) -> tf.Tensor:
+def depend_on(value: tf.Tensor, checks: Iterable[tf.Operation]) -> tf.Tensor:
     """The value, computed from the checks among some operations, so that it cannot be had without them."""
     for check in checks:
         if is_check(check):
@@ -76,5 +76,5 @@ def sentence_of(problem: tf.errors.OpError) -> str:
 
 
 def is_check(operation: Any) -> bool:
-    """Whether an operation is part of what `demand` made."""
+    """Whether an operation is part of what `require` made."""
     return getattr(operation, _CHECK, False)

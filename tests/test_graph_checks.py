@@ -8,7 +8,7 @@ from helpers import Scored
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
-from tfdp_rec.core.ground.demands import demand, given
+from tfdp_rec.core.ground.graph_checks import depend_on, require
 from tfdp_rec.privacy import Accountant, PoissonSampling
 
 UNITS, BATCH = 60, 10
@@ -39,7 +39,7 @@ def test_what_waits_for_a_check_is_not_done_without_it(rewriting):
 
     @tf.function(autograph=False)
     def count(x):
-        with tf.control_dependencies(demand(x > 0, "x must be positive, and is ", x, ".")):
+        with tf.control_dependencies(require(x > 0, "x must be positive, and is ", x, ".")):
             done.assign_add(1)
 
     count(tf.constant(1))
@@ -52,7 +52,7 @@ def test_what_waits_for_a_check_is_not_done_without_it(rewriting):
 def test_what_is_given_a_check_is_computed_from_it(rewriting, dtype):
     @tf.function(autograph=False)
     def doubled(x):
-        return 2 * given(x, demand(x > 0, "x must be positive."))
+        return 2 * depend_on(x, require(x > 0, "x must be positive."))
 
     assert float(doubled(tf.constant(3, dtype))) == 6
     with pytest.raises(tf.errors.InvalidArgumentError, match="x must be positive."):
@@ -63,8 +63,8 @@ def test_what_is_given_a_check_has_it_among_what_it_is_made_of():
     """A check runs by itself as well: that a value hangs on it shows in the graph alone."""
     with tf.Graph().as_default():
         x = tf.compat.v1.placeholder(tf.float32, [])
-        checks = demand(x > 0, "x must be positive.")
-        todo, made_of = [given(x, checks).op], set()
+        checks = require(x > 0, "x must be positive.")
+        todo, made_of = [depend_on(x, checks).op], set()
         while todo:
             made_of.add(todo[-1].name)
             todo += [t.op for t in todo.pop().inputs]
@@ -74,7 +74,7 @@ def test_what_is_given_a_check_has_it_among_what_it_is_made_of():
 def test_in_a_loop_whose_outcome_is_not_used(rewriting):
     @tf.function(autograph=False)
     def run(x):
-        turn = lambda i, y: (i + 1, given(y, demand(y > 0, "y must be positive.")))  # noqa: E731
+        turn = lambda i, y: (i + 1, depend_on(y, require(y > 0, "y must be positive.")))  # noqa: E731
         tf.while_loop(lambda i, y: i < 3, turn, (tf.constant(0), x))
         return tf.constant(1)
 
@@ -85,8 +85,8 @@ def test_in_a_loop_whose_outcome_is_not_used(rewriting):
 
 def test_eagerly_it_raises_at_once():
     with pytest.raises(tf.errors.InvalidArgumentError, match="Never."):
-        demand(tf.constant([True, False]), "Never.")
-    assert demand(tf.constant(True), "Never.") == []
+        require(tf.constant([True, False]), "Never.")
+    assert require(tf.constant(True), "Never.") == []
 
 
 @pytest.fixture
