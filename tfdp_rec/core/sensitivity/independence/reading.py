@@ -96,9 +96,9 @@ def rule(
 
 
 class Settled(Exception):
-    """Ends a rule: the value of all outputs is settled."""
+    """Ends a rule: the value of all outputs, or one of each, is settled."""
 
-    def __init__(self, value: Value):
+    def __init__(self, value: Any):
         super().__init__()
         self.value = value
 
@@ -309,11 +309,15 @@ class At:
         plain = None if found is None else found.plain
         return None if plain is None else [int(n) for n in plain.flat]
 
-    def by_example(self, number: int = 0) -> tuple[ByExample, tuple[Size, ...]]:
-        """An input by example, and the lengths of its axes; settles the outputs for any other input."""
+    def by_example(
+        self, number: int = 0, follow: Callable[..., Any] | None = None
+    ) -> tuple[ByExample, tuple[Size, ...]]:
+        """An input by example, and the lengths of its axes; settles the outputs for any other input, by `follow`."""
         value, sizes = self.values[number], self.sizes(number)
         if isinstance(value, ByExample) and sizes is not None:
             return value, sizes
+        if follow is not None and not isinstance(value, ByExample):
+            raise Settled(self.follow(follow))
         raise Settled(Shared() if all(isinstance(v, Shared) for v in self.values) else self.mixed("unknown"))
 
     def axes(self, number: int, rank: int) -> list[int]:
@@ -368,7 +372,8 @@ class At:
 
 def _numbers(array: Any) -> SizeArray:
     plain = isinstance(array, np.ndarray) and array.dtype != object
-    return SizeArray.from_integers(array) if plain else SizeArray(np.asarray(array, object))
+    found = np.asarray(array, object)
+    return SizeArray.from_integers(array) if plain else SizeArray(found.flat, found.shape)
 
 
 def _as_tuple(nested: Any) -> Any:
