@@ -17,7 +17,6 @@ import tensorflow as tf
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.batches import batch_size, hide_batch_axis, open_specs
 from tfdp_rec.core.sensitivity.engine import check_losses, factors_of, refuse_uncovered, shared_inputs
-from tfdp_rec.core.sensitivity.own_rows import own_rows
 from tfdp_rec.core.sensitivity.recorder import (
     Recording,
     Unit,
@@ -30,7 +29,6 @@ from tfdp_rec.core.sensitivity.recorder import (
     units_and_refusals,
     watch_own_weights,
 )
-from tfdp_rec.core.sensitivity.rules import resource
 from tfdp_rec.core.sensitivity.step_reading import StepReading
 
 
@@ -66,7 +64,7 @@ class TrialStep:
                     losses = self._checked(self._loss(batch), size)
             self._check_forward_pass(recorder)
             if losses is not None:  # None if the losses themselves are refused
-                self._read_gradients(recorder, reading, tape, losses)
+                self._read_gradients(recorder, reading, losses)
         return size
 
     def _checked(self, losses: Any, size: tf.Tensor) -> tf.Tensor | None:
@@ -102,21 +100,16 @@ class TrialStep:
     def _refused(self) -> Iterator[keras.layers.Layer]:
         return (unit.layer for unit in self.units if unit.layer.name in self.refusals.values())
 
-    def _read_gradients(
-        self, recorder: Recording, reading: StepReading, tape: tf.GradientTape, losses: tf.Tensor
-    ) -> None:
-        watched = [t for call in recorder.calls for t in call.watched]
-        sources = [*watched, *(resource(v) for v in recorder.direct)]
-        with own_rows():
-            backward = tape.gradient(losses, sources, unconnected_gradients="zero")
+    def _read_gradients(self, recorder: Recording, reading: StepReading, losses: tf.Tensor) -> None:
+        gradients, direct = recorder.differentiate(losses)
         size = tf.shape(losses)[0]
-        found, read = reading.refusals(recorder.calls, losses, backward[: len(watched)], (), self._known)
+        found, read = reading.refusals(recorder.calls, losses, gradients, self._known)
         for refusal in found:
             self.refusals.setdefault(str(refusal), "")
         for one in read:
             with self._noting(one.call.layer.name):
                 refuse_uncovered([one.call], {variable.path for variable, _ in factors_of(one, size, reading)})
-        for variable, gradient in zip(recorder.direct, backward[len(watched) :]):
+        for variable, gradient in zip(recorder.direct, direct):
             with self._noting():
                 reading.shares(variable, gradient)
 

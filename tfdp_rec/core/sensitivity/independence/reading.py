@@ -24,14 +24,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.core.ground.demands import is_check
-from tfdp_rec.core.ground.keras_internals import lengths_of_handle, resource_key
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.independence import refusals
 from tfdp_rec.core.sensitivity.independence.sizes import BATCH, ONE, Size, SizeArray, letter, size
 from tfdp_rec.core.sensitivity.independence.values import (
     ByExample,
     Handle,
-    Lengths,
     Mixed,
     Seed,
     Shared,
@@ -131,22 +129,6 @@ class Reading:
         self.walks = 0  # so that lengths of two walks through one graph have different names
         self.turns = 0  # depth of loops being read: their bodies may run any number of times
         self.unwritten = False  # whether this turn read an unwritten entry of a list
-
-    def value_of_placeholder(self, tensor: Any, operation: Any) -> Value:
-        """The value of a graph's placeholder: a variable's, a constant's, or mixed."""
-        outside = _find_captured(tensor)
-        if outside is None:
-            return Mixed(operation, "outside")
-        if outside.dtype == tf.resource:
-            return Handle(resource_key(outside), _lengths_of_contents(outside))
-        small = outside.dtype.is_integer and (outside.shape.num_elements() or 0) <= SizeArray.LIMIT
-        return Shared(SizeArray.from_integers(outside.numpy()) if small else None)
-
-    def lengths_of_placeholder(self, tensor: Any) -> Lengths | None:
-        """The lengths of a captured constant."""
-        outside = _find_captured(tensor)
-        known = outside is not None and outside.dtype != tf.resource and outside.shape.rank is not None
-        return tuple(size(n) for n in outside.shape) if known else None
 
     def contents(self, at: At, handle: Value) -> Value:
         """The value of a variable's contents: a seed for a random layer's, mixed for a metric's, otherwise shared."""
@@ -447,18 +429,6 @@ def _is_stateful(operation: Any) -> bool:
 def _functions(operation: Any) -> bool:
     """Whether an operation calls functions."""
     return any(attr.HasField("func") or attr.list.func for attr in operation.node_def.attr.values())
-
-
-def _lengths_of_contents(handle: Any) -> Lengths | None:
-    """The lengths of a variable's contents: TensorFlow refuses to assign others."""
-    lengths = lengths_of_handle(handle)
-    return None if lengths is None else tuple(None if length < 0 else size(length) for length in lengths)
-
-
-def _find_captured(tensor: Any) -> Any:
-    """The constant or resource that a placeholder of nested graphs stands for, None if it is neither."""
-    found = outermost(tensor)
-    return found if found.dtype == tf.resource or isinstance(found, tf.__internal__.EagerTensor) else None
 
 
 def outermost(tensor: Any) -> Any:

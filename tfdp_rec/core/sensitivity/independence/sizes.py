@@ -97,8 +97,10 @@ class SizeArray:
     LIMIT = 64
 
     def __init__(self, entries: Iterable[Size | None], shape: Sequence[int]):
-        self.array = np.empty(tuple(shape), object)
-        self.array.flat = [entry if entry is None or entry.is_held else None for entry in entries]
+        kept = [entry if entry is None or entry.is_held else None for entry in entries]
+        array = np.empty(len(kept), object)
+        array[:] = kept
+        self.array = array.reshape(shape)
 
     @classmethod
     def from_integers(cls, values: object) -> SizeArray:

@@ -270,7 +270,7 @@ def fill_shape(at: At, shape: SizeArray | None, shared: bool, numbers: SizeArray
     if shared:
         plain = None if shape is None else shape.plain
         if numbers is not None and plain is not None and np.prod(plain) <= SizeArray.LIMIT:
-            return Shared(SizeArray([numbers.sizes[0]] * int(np.prod(plain)), plain))
+            return Shared(SizeArray([numbers.sizes[0]] * int(np.prod(plain)), plain.tolist()))
         return at.give(Shared(), shape.sizes if shape is not None else None)
     found = None if shape is None or None in shape.sizes else value_of_lengths(shape.sizes)  # type: ignore[arg-type]
     return at.mixed("size") if found is None else at.give(found, shape.sizes)  # type: ignore[union-attr]
