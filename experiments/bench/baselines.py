@@ -66,10 +66,10 @@ def ghost(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
         with record_calls(model, tape, clipping.before_read) as recorder:
             losses = engine.check_losses(clipping.loss(batch), size)
     refuse_unrecorded(model, recorder.calls)
-    collected = engine.collect(recorder, tape, losses, Unread())  # type: ignore[arg-type]
+    collected = engine.collect(recorder, losses, Unread())  # type: ignore[arg-type]
     norms = engine.measure(collected).norms
     gradients = _reweighted_pass(tape, model, losses, _finite_weights(norms, clipping.l2_norm_clip))
-    return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, engine.ReadsByTable(collected))
+    return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, engine.reads_by_table(collected))
 
 
 def reweighted(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
@@ -81,7 +81,7 @@ def reweighted(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
         with record_calls(model, None, clipping.before_read):
             losses = engine.check_losses(clipping.loss(batch), size)
     gradients = _reweighted_pass(tape, model, losses, _finite_weights(norms, clipping.l2_norm_clip))
-    return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, engine.ReadsByTable(collected))
+    return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, engine.reads_by_table(collected))
 
 
 def per_example(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:

@@ -104,7 +104,7 @@ def _beginnings(model: Any, element: Any) -> dict[str, Callable[[], Any]]:
         with model.private_weights.in_step(), tf.GradientTape(watch_accessed_variables=False) as tape:
             with record_calls(model, tape) as recorder:
                 losses = step.losses(Batch.from_data(element, model.shared_inputs))
-        return engine.collect(recorder, tape, losses, Unread()), losses  # type: ignore[arg-type]
+        return engine.collect(recorder, losses, Unread()), losses  # type: ignore[arg-type]
 
     def backward() -> Any:
         return [[f.__dict__.get("g") for f in several] for several in collected()[0].values()]

@@ -23,14 +23,12 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.keras_internals import resource
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.checks import recursion_of_table, refuse_on_table
 from tfdp_rec.core.sensitivity import recorder as recording
 from tfdp_rec.core.sensitivity.batches import batch_size, hide_batch_axis, open_specs, refuse_padding, tensors
 from tfdp_rec.core.sensitivity.engine import check_losses, factors_of, refuse_uncovered, shared_inputs
-from tfdp_rec.core.sensitivity.own_rows import own_rows
 from tfdp_rec.core.sensitivity.step_reading import StepReading
 from tfdp_rec.training.batch import examples_of
 from tfdp_rec.training.lookahead import build_layers
@@ -186,7 +184,7 @@ class _TrialStep:
                         losses = check_losses(found, size)
             self._check_forward_pass(recorder)
             if losses is not None:  # None if the losses themselves are refused
-                self._read_gradients(recorder, reading, tape, losses)
+                self._read_gradients(recorder, reading, losses)
         return size
 
     def _run(
@@ -214,21 +212,16 @@ class _TrialStep:
         with self._note_refusals():
             recording.refuse_unrecorded(self._model, recorder.calls, weights)
 
-    def _read_gradients(
-        self, recorder: recording.Recording, reading: StepReading, tape: tf.GradientTape, losses: tf.Tensor
-    ) -> None:
-        watched = [t for call in recorder.calls for t in call.watched]
-        sources = [*watched, *(resource(v) for v in recorder.direct)]
-        with own_rows():
-            backward = tape.gradient(losses, sources, unconnected_gradients="zero")
+    def _read_gradients(self, recorder: recording.Recording, reading: StepReading, losses: tf.Tensor) -> None:
+        gradients, direct = recorder.differentiate(losses)
         size = tf.shape(losses)[0]
-        found, read = reading.refusals(recorder.calls, losses, backward[: len(watched)], (), self._known)
+        found, read = reading.refusals(recorder.calls, losses, gradients, self._known)
         for refusal in found:
             self.refusals.setdefault(str(refusal), "")
         for one in read:
             with self._note_refusals(one.call.layer.name):
                 refuse_uncovered([one.call], {variable.path for variable, _ in factors_of(one, size, reading)})
-        for variable, gradient in zip(recorder.direct, backward[len(watched) :]):
+        for variable, gradient in zip(recorder.direct, direct):
             with self._note_refusals():
                 reading.shares(variable, gradient)
 

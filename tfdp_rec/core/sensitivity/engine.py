@@ -14,7 +14,7 @@ at most C, for all inputs (docs/privacy-floating-point.md).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -26,7 +26,6 @@ from tfdp_rec.core.sensitivity import cross_terms, factors, float_sums
 from tfdp_rec.core.sensitivity.arithmetic import refuse_other_arithmetic, require_exactness
 from tfdp_rec.core.sensitivity.batches import ALIGNED, align, batch_size, hide_batch_axis, open_specs
 from tfdp_rec.core.sensitivity.factors import Reads, fold
-from tfdp_rec.core.sensitivity.own_rows import own_rows
 from tfdp_rec.core.sensitivity.recorder import (
     BeforeRead,
     Recording,
@@ -35,7 +34,7 @@ from tfdp_rec.core.sensitivity.recorder import (
     secret_seeds,
     settle_owned,
 )
-from tfdp_rec.core.sensitivity.rules import Call, resource
+from tfdp_rec.core.sensitivity.rules import Call
 from tfdp_rec.core.sensitivity.step_reading import CallRead, StepReading
 from tfdp_rec.core.sensitivity.weights import WeightRule, clip_weight
 
@@ -55,30 +54,30 @@ Factors = dict[str, list[factors.Factor]]
 
 
 class ByPath(Mapping[str, Any]):
-    """Values by variable path, computed when they are read."""
+    """Values by variable path, computed from the variable's factors when they are read."""
 
-    def __init__(self, paths: Iterable[str]):
-        self._paths = dict.fromkeys(paths)
+    def __init__(self, collected: Factors, compute: Callable[[str, Any], Any]):
+        self._collected, self._compute = collected, compute
+
+    def __getitem__(self, path: str) -> Any:
+        return self._compute(path, self._collected[path])
 
     def __contains__(self, path: object) -> bool:
-        return path in self._paths  # the mix-in's would compute the value
+        return path in self._collected  # the mix-in's would compute the value
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._paths)
+        return iter(self._collected)
 
     def __len__(self) -> int:
-        return len(self._paths)
+        return len(self._collected)
 
 
 class Weighted(ByPath):
     """Σ_b w_b g_b by variable path, added up to the path's `depths`."""
 
     def __init__(self, collected: Factors, weights: tf.Tensor, depths: Mapping[str, float_sums.Depth]):
-        super().__init__(collected)
-        self._collected, self._weights, self._depths = collected, weights, depths
-
-    def __getitem__(self, path: str) -> Gradient:
-        return cross_terms.weighted_sum(self._collected[path], self._weights, self._depths[path])
+        self._weights, self._depths = weights, depths
+        super().__init__(collected, lambda path, own: cross_terms.weighted_sum(own, weights, depths[path]))
 
     def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
         """A sum times a scalar. The scalar goes into the weights, one number an example, and costs nothing."""
@@ -130,20 +129,12 @@ def shared_inputs(model: keras.Model) -> tuple[str, ...]:
 
 
 def collect(
-    recorder: Recording,
-    tape: tf.GradientTape,
-    losses: tf.Tensor,
-    reading: StepReading,
-    counted: tf.Tensor | None = None,
+    recorder: Recording, losses: tf.Tensor, reading: StepReading, counted: tf.Tensor | None = None
 ) -> Factors:
     """The factors of every trainable variable from one backward pass; refused if `reading` finds examples mixed."""
     # Losses of rows that are not counted, being repeated or of no data, are not differentiated.
-    watched = [t for call in recorder.calls for t in call.watched]
-    sources = [*watched, *(resource(v) for v in recorder.direct)]
-    seeds = None if counted is None else tf.cast(counted, losses.dtype)
-    with own_rows():
-        backward = tape.gradient(losses, sources, seeds, unconnected_gradients="zero")
-    read = reading.read(recorder.calls, losses, backward[: len(watched)], recorder.settling)
+    gradients, direct = recorder.differentiate(losses, None if counted is None else tf.cast(counted, losses.dtype))
+    read = reading.read(recorder.calls, losses, gradients, recorder.settling)
     collected: Factors = {}
     covered: set[str] = set()
     for one in read:
@@ -152,7 +143,7 @@ def collect(
             if variable.trainable:
                 collected.setdefault(variable.path, []).append(factor)
     refuse_uncovered(recorder.calls, covered)
-    for variable, gradient in zip(recorder.direct, backward[len(watched) :]):
+    for variable, gradient in zip(recorder.direct, direct):
         collected.setdefault(variable.path, []).append(factors.PerExample(reading.shares(variable, gradient)))
     return {path: cross_terms.merge(several) for path, several in collected.items()}
 
@@ -206,21 +197,17 @@ def measure(collected: Factors) -> Measured:
     return Measured(total, factors.length(reaches), types)
 
 
-class ReadsByTable(ByPath):
+def reads_by_table(collected: Factors, counted: tf.Tensor | None = None) -> Mapping[str, Reads]:
     """`Reads` of the variables that are read by row alone, by the examples that are `counted`; computed when read."""
 
-    def __init__(self, collected: Factors, counted: tf.Tensor | None = None):
-        self._sparse = {path: several for path, several in collected.items() if all(f.sparse for f in several)}
-        super().__init__(self._sparse)
-        self._counted = counted
-
-    def __getitem__(self, path: str) -> Reads:
-        all_rows = (tf.concat(parts, 0) for parts in zip(*(factor.reads() for factor in self._sparse[path])))
-        example, ids, shared = all_rows
-        if self._counted is None:
+    def find(path: str, several: Sequence[factors.Factor]) -> Reads:
+        example, ids, shared = (tf.concat(parts, 0) for parts in zip(*(factor.reads() for factor in several)))
+        if counted is None:
             return Reads(example, ids, shared)
-        counts = tf.gather(self._counted, example)
+        counts = tf.gather(counted, example)
         return Reads(tf.boolean_mask(example, counts), tf.boolean_mask(ids, counts), shared)
+
+    return ByPath({path: several for path, several in collected.items() if all(f.sparse for f in several)}, find)
 
 
 def _here(leaf: Any) -> Any:
@@ -290,7 +277,7 @@ class Clipping:
             with record_calls(self.model, tape, self.before_read) as recorder:
                 losses = check_losses(self.loss(batch), size)
         refuse_unrecorded(self.model, recorder.calls, recorder.direct)
-        collected = collect(recorder, tape, losses, reading, counted)
+        collected = collect(recorder, losses, reading, counted)
         return clip(collected, losses, self.l2_norm_clip, share, counted, self.rule)
 
 
@@ -321,7 +308,7 @@ def clip(
     by_type = {dtype: float_sums.Depth.from_slack(slack, reach, size, dtype) for dtype in dict.fromkeys(types.values())}
     depths = {path: by_type[dtype] for path, dtype in types.items()}
     weighted = Weighted(collected, weights, depths)
-    reads = ReadsByTable(collected, counted & tf.math.is_finite(norms))
+    reads = reads_by_table(collected, counted & tf.math.is_finite(norms))
     norms, losses = (tf.boolean_mask(values, counted) for values in (norms, losses))
     return ClippedSum(weighted, norms, l2_norm_clip, losses, reads)
 

@@ -386,10 +386,6 @@ class Scores(Outer):
         ids, number = tf.unique(self.ids)
         return ids, _first_places(number, tf.size(ids))
 
-    @classmethod
-    def merge(cls, factors: Sequence[Scores]) -> Scores:  # type: ignore[override]
-        raise NotImplementedError("Scores are not merged: each has candidates of its own.")
-
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
         ids, columns = self.distinct
         rows = tf.gather(super().weighted_sum(weights, depth), columns)

@@ -35,6 +35,7 @@ from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.system_words import system_words
 from tfdp_rec.core.sensitivity import rules
 from tfdp_rec.core.sensitivity.independence.refusals import cause, sentence, users_line
+from tfdp_rec.core.sensitivity.own_rows import own_rows
 from tfdp_rec.core.sensitivity.rules import Call
 
 keep_error_plain(NotPrivate)
@@ -181,6 +182,15 @@ class Recording:
                 "what reads them into the call of the layer that owns them (keras.layers.ReversibleEmbedding gives "
                 "logits from an embedding table)."
             )
+
+    def differentiate(self, losses: tf.Tensor, seeds: tf.Tensor | None = None) -> tuple[list[Any], list[Any]]:
+        """The gradients of all that the calls watched, call by call, and those of the model's own weights."""
+        assert self._tape is not None
+        watched = [tensor for call in self.calls for tensor in call.watched]
+        sources = [*watched, *(rules.resource(v) for v in self.direct)]
+        with own_rows():
+            backward = self._tape.gradient(losses, sources, seeds, unconnected_gradients="zero")
+        return backward[: len(watched)], backward[len(watched) :]
 
     def _watch(self, call: Call, tensor: tf.Tensor) -> tf.Tensor:
         if self._tape is not None:

@@ -260,14 +260,22 @@ class ActivatedRule(Rule):
             layer.__dict__["activation"] = activation
 
 
+    @abc.abstractmethod
+    def kernel_factor(self, layer: Any, x: tf.Tensor, g: tf.Tensor) -> factors.Factor:
+        """The factor of the kernel, by the layer's input and the gradient of the activation's input."""
+
+    def factors(self, call: Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
+        (g,), layer = gradients, call.layer
+        yield kernel_of(layer), self.kernel_factor(layer, call.input, g)
+        if layer.bias is not None:
+            yield layer.bias, _bias(g, tuple(layer.bias.shape))
+
+
 class DenseRule(ActivatedRule):
     """z = x W + b: the gradient of W is Σ_t x_t g_tᵀ, that of b is Σ_t g_t."""
 
-    def factors(self, call: Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
-        (g,), x = gradients, call.input
-        yield kernel_of(call.layer), factors.Outer(_positions(x), _positions(g), lambda matrix: matrix)
-        if call.layer.bias is not None:
-            yield call.layer.bias, _bias(g, tuple(call.layer.bias.shape))
+    def kernel_factor(self, layer: Any, x: tf.Tensor, g: tf.Tensor) -> factors.Factor:
+        return factors.Outer(_positions(x), _positions(g), lambda matrix: matrix)
 
 
 class EinsumDenseRule(ActivatedRule):
@@ -277,36 +285,19 @@ class EinsumDenseRule(ActivatedRule):
     x `[batch, T, I]` and g `[batch, T, O]`. Equations with an axis in all three are formed for each example.
     """
 
-    def factors(self, call: Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
-        (g,), layer, x = gradients, call.layer, call.input
-        x_axes, w_axes, z_axes = self._axes(layer.equation, x.shape.rank, g.shape.rank)
+    def kernel_factor(self, layer: Any, x: tf.Tensor, g: tf.Tensor) -> factors.Factor:
+        x_axes, w_axes, z_axes = self._axes(layer.equation, x.shape.rank)
         batch = x_axes[0]
         if z_axes[0] != batch or batch in w_axes:
             raise NotPrivate(f"Layer '{layer.name}' ({layer.equation}) does not keep the batch as its first axis.")
         contracted = [a for a in w_axes if a in x_axes and a not in z_axes]
         new = [a for a in w_axes if a in z_axes and a not in x_axes]
         kept = [a for a in x_axes[1:] if a in z_axes]
-        if len(contracted) + len(new) == len(w_axes) and len(contracted) + len(kept) + 1 == len(x_axes):
-            yield kernel_of(layer), self._outer(layer, x, g, (x_axes, w_axes, z_axes), (batch, kept, contracted, new))
-        else:
-            formed = tf.einsum(f"{x_axes},{z_axes}->{batch}{w_axes}", factors.wide(x), factors.wide(g))
-            yield kernel_of(layer), factors.PerExample(formed)
-        if layer.bias is not None:
-            yield layer.bias, _bias(g, tuple(layer.bias.shape))
-
-    @staticmethod
-    def _axes(equation: str, x_rank: int, z_rank: int) -> tuple[str, str, str]:
-        """The equation's three terms, with unused letters for `...`."""
-        left, z_axes = equation.replace(" ", "").split("->")
-        x_axes, w_axes = left.split(",")
-        free = iter(c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation)
-        dots = "".join(next(free) for _ in range(x_rank - len(x_axes.replace("...", "")))) if "..." in x_axes else ""
-        return x_axes.replace("...", dots), w_axes, z_axes.replace("...", dots)
-
-    @staticmethod
-    def _outer(layer: Any, x: Any, g: Any, terms: Any, groups: Any) -> Any:
+        if len(contracted) + len(new) != len(w_axes) or len(contracted) + len(kept) + 1 != len(x_axes):
+            return factors.PerExample(
+                tf.einsum(f"{x_axes},{z_axes}->{batch}{w_axes}", factors.wide(x), factors.wide(g))
+            )
         # Axes in the order batch, T, then I or O, each group as one axis: `[batch, T, I]` and `[batch, T, O]`.
-        (x_axes, w_axes, z_axes), (batch, kept, contracted, new) = terms, groups
         sizes = dict(zip(w_axes, kernel_of(layer).shape))
 
         def flat(tensor: tf.Tensor, axes: str, last: list[str]) -> tf.Tensor:
@@ -323,12 +314,20 @@ class EinsumDenseRule(ActivatedRule):
 
         return factors.Outer(flat(x, x_axes, contracted), flat(g, z_axes, new), assemble)
 
+    @staticmethod
+    def _axes(equation: str, x_rank: int) -> tuple[str, str, str]:
+        """The equation's three terms, with unused letters for `...`."""
+        left, z_axes = equation.replace(" ", "").split("->")
+        x_axes, w_axes = left.split(",")
+        free = iter(c for c in "ABCDEFGHIJKLMNOPQRSTUVWXYZ" if c not in equation)
+        dots = "".join(next(free) for _ in range(x_rank - len(x_axes.replace("...", "")))) if "..." in x_axes else ""
+        return x_axes.replace("...", dots), w_axes, z_axes.replace("...", dots)
+
 
 class Conv1DRule(ActivatedRule):
     """A convolution is a dense layer on windows of its input; the windows are gathered."""
 
-    def factors(self, call: Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
-        (g,), layer, x = gradients, call.layer, call.input
+    def kernel_factor(self, layer: Any, x: tf.Tensor, g: tf.Tensor) -> factors.Factor:
         if layer.data_format != "channels_last" or layer.dilation_rate != (1,):
             raise NotPrivate(f"Layer '{layer.name}': Conv1D is supported channels_last and without dilation.")
         (size,), (stride,) = layer.kernel_size, layer.strides
@@ -341,15 +340,12 @@ class Conv1DRule(ActivatedRule):
         kernel_shape = tuple(kernel_of(layer).shape)
         if layer.groups == 1:
             flat = tf.reshape(windows, [tf.shape(x)[0], steps, size * x.shape[2]])
-            yield kernel_of(layer), factors.Outer(flat, g, lambda matrix: tf.reshape(matrix, [-1, *kernel_shape]))
-        else:
-            # The gradient of a grouped kernel is no single outer product, so it is formed.
-            apart = tf.reshape(windows, [tf.shape(x)[0], steps, size, layer.groups, kernel_shape[1]])
-            own = tf.reshape(g, [tf.shape(x)[0], steps, layer.groups, layer.filters // layer.groups])
-            formed = tf.einsum("btsgi,btgo->bsigo", factors.wide(apart), factors.wide(own))
-            yield kernel_of(layer), factors.PerExample(tf.reshape(formed, [-1, *kernel_shape]))
-        if layer.bias is not None:
-            yield layer.bias, _bias(g, tuple(layer.bias.shape))
+            return factors.Outer(flat, g, lambda matrix: tf.reshape(matrix, [-1, *kernel_shape]))
+        # The gradient of a grouped kernel is no single outer product, so it is formed.
+        apart = tf.reshape(windows, [tf.shape(x)[0], steps, size, layer.groups, kernel_shape[1]])
+        own = tf.reshape(g, [tf.shape(x)[0], steps, layer.groups, layer.filters // layer.groups])
+        formed = tf.einsum("btsgi,btgo->bsigo", factors.wide(apart), factors.wide(own))
+        return factors.PerExample(tf.reshape(formed, [-1, *kernel_shape]))
 
 
 class LayerNormalizationRule(Rule):

@@ -73,7 +73,7 @@ class StepReading:
         self._require(tensor, subject, ONE)
 
     def refusals(
-        self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], own: Any, known: Iterable[Any]
+        self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], known: Iterable[Any]
     ) -> tuple[list[NotPrivate], list[CallRead]]:
         """All refusals of `read`, each operation at fault once, and the calls that are not refused."""
         # An operation at fault is then taken for what it should have been, and the step is read again, until no new
@@ -83,7 +83,7 @@ class StepReading:
         refusals: dict[Any, NotPrivate] = {}
         for _ in range(_MOST_FAULTS):
             new = {}
-            faults, read = self._faults(calls, losses, gradients, own, list(forgiven.values()))
+            faults, read = self._faults(calls, losses, gradients, list(forgiven.values()))
             for fault in faults:
                 if fault.operation is None:
                     refusals.setdefault(str(fault), fault)
@@ -111,7 +111,7 @@ class StepReading:
         return self._walk([number for number, op in enumerate(operations) if id(op) not in made])
 
     def _faults(
-        self, calls: Any, losses: Any, gradients: Any, own: Any, forgiven: list[Any]
+        self, calls: Any, losses: Any, gradients: Any, forgiven: list[Any]
     ) -> tuple[list[NotPrivate], list[CallRead]]:
         """The refusals of a reading that excuses the `forgiven` operations, and the calls that are not refused."""
         faults: list[NotPrivate] = []
@@ -120,7 +120,7 @@ class StepReading:
         parts: list[Callable[[], Any]] = [lambda: self._require(losses, "the loss", ONE)]
         parts += self._readings(calls, losses, gradients)
         try:
-            self._seen = self._walk(own, forgiven)
+            self._seen = self._walk((), forgiven)
         except NotPrivate as refusal:
             return [refusal], read
         for part in parts:

@@ -28,9 +28,10 @@ class GradientShares:
     def __init__(self, walk: Walk, subject: str):
         self._walk, self._subject = walk, subject
         self._rules = {
-            "Sum": self._split_sum, "Reshape": self._split_reshape, "Cast": self._split_cast,
-            "Identity": self._split_identity, "AddN": self._split_addition, "AddV2": self._split_addition,
-            "MatMul": self._split_product, "BatchMatMulV2": self._split_product, "Einsum": self._split_product,
+            "Sum": self._split_sum, "Reshape": self._split_reshape,
+            **dict.fromkeys(("Cast", "Identity"), self._split_cast),
+            **dict.fromkeys(("AddN", "AddV2"), self._split_addition),
+            **dict.fromkeys(("MatMul", "BatchMatMulV2", "Einsum"), self._split_product),
         }  # fmt: skip
 
     def find(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -70,9 +71,6 @@ class GradientShares:
 
     def _split_cast(self, at: At) -> tf.Tensor:
         return tf.cast(self.find(at.op.inputs[0]), at.op.outputs[0].dtype)
-
-    def _split_identity(self, at: At) -> tf.Tensor:
-        return self.find(at.op.inputs[0])
 
     def _split_addition(self, at: At) -> tf.Tensor:
         if len({at.rank(n) for n in range(len(at.values))}) > 1:

@@ -25,7 +25,6 @@ from tfdp_rec.core.sensitivity.independence.refusals import users_line
 from tfdp_rec.core.sensitivity.independence.sizes import BATCH, SizeArray
 from tfdp_rec.core.sensitivity.independence.values import Mixed, Shared, Sized
 
-_PASSED_ON = ("Identity", "EnsureShape", "CheckNumerics")
 _SAME_NUMBERS = ("Identity", "Cast", "Reshape", "Squeeze")  # of what a loss is divided by
 
 
@@ -57,12 +56,9 @@ def find_terms(walk: Walk, loss: tf.Tensor) -> tf.Tensor:
     def is_shared(tensor: tf.Tensor) -> bool:
         return isinstance(walk.value(tensor), Shared)
 
-    def pass_on(op: Any) -> LossTerms:
-        return terms_of(op.inputs[0])
-
-    def cast(op: Any) -> LossTerms:
+    def follow(op: Any) -> LossTerms:
         losses, by_batch = terms_of(op.inputs[0])
-        return LossTerms(tf.cast(losses, op.outputs[0].dtype), by_batch)
+        return LossTerms(-losses if op.type == "Neg" else tf.cast(losses, op.outputs[0].dtype), by_batch)
 
     def separate(op: Any) -> LossTerms:
         values, mean = op.inputs[0], op.type == "Mean"
@@ -74,20 +70,11 @@ def find_terms(walk: Walk, loss: tf.Tensor) -> tf.Tensor:
         return LossTerms(reduce(values, axis=axes) if axes else values, mean)
 
     def add(op: Any) -> LossTerms:
-        parts = [terms_of(t) for t in op.inputs if not _is_zero(t)]
+        parts = [terms_of(t) for t in op.inputs if op.type == "Sub" or not _is_zero(t)]
         if len({part.by_batch for part in parts}) != 1:
             raise _refusal(op.outputs[0])
-        return LossTerms(tf.add_n([part.losses for part in parts]), parts[0].by_batch)
-
-    def subtract(op: Any) -> LossTerms:
-        (one, by_batch), (other, other_by_batch) = (terms_of(t) for t in op.inputs)
-        if by_batch != other_by_batch:
-            raise _refusal(op.outputs[0])
-        return LossTerms(one - other, by_batch)
-
-    def negate(op: Any) -> LossTerms:
-        losses, by_batch = terms_of(op.inputs[0])
-        return LossTerms(-losses, by_batch)
+        losses = [part.losses for part in parts]
+        return LossTerms(tf.subtract(*losses) if op.type == "Sub" else tf.add_n(losses), parts[0].by_batch)
 
     def multiply(op: Any) -> LossTerms:
         one, other = op.inputs
@@ -108,12 +95,12 @@ def find_terms(walk: Walk, loss: tf.Tensor) -> tf.Tensor:
         return LossTerms(losses / tf.cast(each, losses.dtype), True)
 
     rules: dict[str, Callable[[Any], LossTerms]] = {
-        **dict.fromkeys(_PASSED_ON, pass_on),
+        **dict.fromkeys(("Identity", "EnsureShape", "CheckNumerics", "Cast", "Neg"), follow),
         **dict.fromkeys(("Sum", "Mean"), separate),
-        **dict.fromkeys(("Add", "AddV2", "AddN"), add),
+        **dict.fromkeys(("Add", "AddV2", "AddN", "Sub"), add),
         **dict.fromkeys(("RealDiv", "Div", "DivNoNan"), divide),
-        "Cast": cast, "Sub": subtract, "Neg": negate, "Mul": multiply,
-    }  # fmt: skip
+        "Mul": multiply,
+    }
     return terms_of(loss).losses
 
 

@@ -24,14 +24,12 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.core.ground.graph_checks import is_check
-from tfdp_rec.core.ground.keras_internals import lengths_of_handle, resource_key
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.independence import refusals
 from tfdp_rec.core.sensitivity.independence.sizes import BATCH, ONE, Size, SizeArray, letter, size
 from tfdp_rec.core.sensitivity.independence.values import (
     ByExample,
     Handle,
-    Lengths,
     Mixed,
     Seed,
     Shared,
@@ -96,9 +94,9 @@ def rule(
 
 
 class Settled(Exception):
-    """Ends a rule: the value of all outputs is settled."""
+    """Ends a rule: the value of all outputs, or one of each, is settled."""
 
-    def __init__(self, value: Value):
+    def __init__(self, value: Any):
         super().__init__()
         self.value = value
 
@@ -131,22 +129,6 @@ class Reading:
         self.walks = 0  # so that lengths of two walks through one graph have different names
         self.turns = 0  # depth of loops being read: their bodies may run any number of times
         self.unwritten = False  # whether this turn read an unwritten entry of a list
-
-    def value_of_placeholder(self, tensor: Any, operation: Any) -> Value:
-        """The value of a graph's placeholder: a variable's, a constant's, or mixed."""
-        outside = _find_captured(tensor)
-        if outside is None:
-            return Mixed(operation, "outside")
-        if outside.dtype == tf.resource:
-            return Handle(resource_key(outside), _lengths_of_contents(outside))
-        small = outside.dtype.is_integer and (outside.shape.num_elements() or 0) <= SizeArray.LIMIT
-        return Shared(SizeArray.from_integers(outside.numpy()) if small else None)
-
-    def lengths_of_placeholder(self, tensor: Any) -> Lengths | None:
-        """The lengths of a captured constant."""
-        outside = _find_captured(tensor)
-        known = outside is not None and outside.dtype != tf.resource and outside.shape.rank is not None
-        return tuple(size(n) for n in outside.shape) if known else None
 
     def contents(self, at: At, handle: Value) -> Value:
         """The value of a variable's contents: a seed for a random layer's, mixed for a metric's, otherwise shared."""
@@ -309,11 +291,15 @@ class At:
         plain = None if found is None else found.plain
         return None if plain is None else [int(n) for n in plain.flat]
 
-    def by_example(self, number: int = 0) -> tuple[ByExample, tuple[Size, ...]]:
-        """An input by example, and the lengths of its axes; settles the outputs for any other input."""
+    def by_example(
+        self, number: int = 0, follow: Callable[..., Any] | None = None
+    ) -> tuple[ByExample, tuple[Size, ...]]:
+        """An input by example, and the lengths of its axes; settles the outputs for any other input, by `follow`."""
         value, sizes = self.values[number], self.sizes(number)
         if isinstance(value, ByExample) and sizes is not None:
             return value, sizes
+        if follow is not None and not isinstance(value, ByExample):
+            raise Settled(self.follow(follow))
         raise Settled(Shared() if all(isinstance(v, Shared) for v in self.values) else self.mixed("unknown"))
 
     def axes(self, number: int, rank: int) -> list[int]:
@@ -368,7 +354,8 @@ class At:
 
 def _numbers(array: Any) -> SizeArray:
     plain = isinstance(array, np.ndarray) and array.dtype != object
-    return SizeArray.from_integers(array) if plain else SizeArray(np.asarray(array, object))
+    found = np.asarray(array, object)
+    return SizeArray.from_integers(array) if plain else SizeArray(found.flat, found.shape)
 
 
 def _as_tuple(nested: Any) -> Any:
@@ -442,18 +429,6 @@ def _is_stateful(operation: Any) -> bool:
 def _functions(operation: Any) -> bool:
     """Whether an operation calls functions."""
     return any(attr.HasField("func") or attr.list.func for attr in operation.node_def.attr.values())
-
-
-def _lengths_of_contents(handle: Any) -> Lengths | None:
-    """The lengths of a variable's contents: TensorFlow refuses to assign others."""
-    lengths = lengths_of_handle(handle)
-    return None if lengths is None else tuple(None if length < 0 else size(length) for length in lengths)
-
-
-def _find_captured(tensor: Any) -> Any:
-    """The constant or resource that a placeholder of nested graphs stands for, None if it is neither."""
-    found = outermost(tensor)
-    return found if found.dtype == tf.resource or isinstance(found, tf.__internal__.EagerTensor) else None
 
 
 def outermost(tensor: Any) -> Any:

@@ -14,7 +14,6 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
-from typing import Any
 
 import numpy as np
 
@@ -97,34 +96,27 @@ class SizeArray:
 
     LIMIT = 64
 
-    def __init__(self, array: np.ndarray):
-        self.array = np.empty(np.shape(array), object)
-        for place in np.ndindex(self.array.shape):
-            entry: Any = np.asarray(array, object)[place]
-            self.array[place] = entry if entry is None or entry.is_held else None
+    def __init__(self, entries: Iterable[Size | None], shape: Sequence[int]):
+        kept = [entry if entry is None or entry.is_held else None for entry in entries]
+        array = np.empty(len(kept), object)
+        array[:] = kept
+        self.array = array.reshape(shape)
 
     @classmethod
     def from_integers(cls, values: object) -> SizeArray:
         """An array of plain integers."""
         plain = np.asarray(values)
-        array = np.empty(plain.shape, object)
-        for place in np.ndindex(plain.shape):
-            array[place] = size(plain.item(place))
-        return cls(array)
+        return cls(map(size, plain.flat), plain.shape)
 
     @classmethod
     def row(cls, sizes: Sequence[Size | None]) -> SizeArray:
         """A vector."""
-        array = np.empty([len(sizes)], object)
-        array[:] = list(sizes)
-        return cls(array)
+        return cls(sizes, [len(sizes)])
 
     @classmethod
     def scalar(cls, value: Size | None) -> SizeArray:
         """A single number."""
-        array = np.empty([], object)
-        array[()] = value
-        return cls(array)
+        return cls([value], [])
 
     @property
     def has_batch(self) -> bool:

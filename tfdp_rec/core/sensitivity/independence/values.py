@@ -20,9 +20,10 @@ Beside its value a tensor may have *refined facts*: the whole numbers in it (`nu
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
-from tfdp_rec.core.sensitivity.independence.sizes import ONE, Size, SizeArray
+from tfdp_rec.core.sensitivity.independence.sizes import BATCH, ONE, Size, SizeArray
 
 Lengths = tuple[Size | None, ...]
 
@@ -105,6 +106,13 @@ class Mixed(Value):
 def value_of_numbers(numbers: SizeArray) -> Value:
     """The value of a small tensor of whole numbers: sized if B is in it, otherwise shared."""
     return Sized(numbers) if numbers.has_batch else Shared(numbers)
+
+
+def value_of_lengths(lengths: Sequence[Size]) -> ByExample | None:
+    """The value of a tensor that has the examples along its only axis of a length with B; None if it has none such."""
+    axes = [axis for axis, length in enumerate(lengths) if length.has_batch]
+    inner = lengths[axes[0]].divide_by(BATCH) if len(axes) == 1 else None
+    return None if inner is None or inner.has_batch or not inner.is_whole else ByExample(axes[0], inner)
 
 
 def forget_numbers(value: Value) -> Value:

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 import numpy as np
 
 from tfdp_rec.core.sensitivity.independence.reading import At, Settled, rule
+from tfdp_rec.core.sensitivity.independence.rules.reductions import drop_axes
 from tfdp_rec.core.sensitivity.independence.rules.shapes import fill_shape
-from tfdp_rec.core.sensitivity.independence.sizes import BATCH, ONE, Size, SizeArray, product, size
-from tfdp_rec.core.sensitivity.independence.values import ByExample, Shared, Sized, Value
+from tfdp_rec.core.sensitivity.independence.sizes import ONE, Size, SizeArray, product, size
+from tfdp_rec.core.sensitivity.independence.values import ByExample, Shared, Sized, Value, value_of_lengths
 
 
 @rule("Reshape", sizes=True, numbers=True, arguments=(1,))
@@ -25,18 +26,10 @@ def reshape(at: At) -> Value:
         return at.give(at.follow(lambda x, shape: x.reshape(shape)), _check_target(target, at.sizes(0)))
     value, sizes = at.by_example()
     lengths = None if target is None else _complete_target(target, sizes)
-    if lengths is None:
+    found = None if lengths is None else value_of_lengths(lengths)
+    if lengths is None or found is None or product(sizes[: value.axis]) != product(lengths[: found.axis]):
         return at.mixed("order")
-    axes = [axis for axis, length in enumerate(lengths) if length.has_batch]
-    if len(axes) != 1:
-        return at.mixed("order")
-    axis, length = axes[0], lengths[axes[0]]
-    inner = length.divide_by(BATCH)
-    if inner is None or inner.has_batch or not inner.is_whole:
-        return at.mixed("order")
-    if product(sizes[: value.axis]) != product(lengths[:axis]):
-        return at.mixed("order")
-    return at.give(ByExample(axis, inner), lengths)
+    return at.give(found, lengths)
 
 
 def _check_target(target: SizeArray | None, sizes: Sequence[Size] | None) -> list[Size | None] | None:
@@ -64,9 +57,7 @@ def _complete_target(target: SizeArray, sizes: Sequence[Size]) -> list[Size] | N
 @rule("ExpandDims", sizes=True, numbers=True, arguments=(1,))
 def expand(at: At) -> Value:
     """One more axis, of length one."""
-    if not isinstance(at.values[0], ByExample):
-        return at.follow(lambda x, axis: np.expand_dims(x, int(axis.item())))
-    value, sizes = at.by_example()
+    value, sizes = at.by_example(follow=lambda x, axis: np.expand_dims(x, int(axis.item())))
     (place,) = at.axes(1, len(sizes) + 1)
     return at.give(value.move_to(value.axis + (place <= value.axis)), _insert(sizes, place, ONE))
 
@@ -79,25 +70,15 @@ def _insert(sizes: Sequence[Size], axis: int, length: Size) -> list[Size]:
 def squeeze(at: At) -> Value:
     """Named axes of length one are removed; without names, a batch of one would lose its axis: mixed."""
     named = tuple(at.attr("squeeze_dims"))
-    if not isinstance(at.values[0], ByExample):
-        return at.follow(lambda x: x.squeeze(named or None))
-    value, sizes = at.by_example()
+    value, sizes = at.by_example(follow=lambda x: x.squeeze(named or None))
     axes = {a % len(sizes) for a in named}
-    return at.mixed("order") if not axes or value.axis in axes else _drop_axes(at, value, sizes, axes)
-
-
-def _drop_axes(at: At, value: ByExample, sizes: Sequence[Size], axes: set[int], output: int = 0) -> Value:
-    """The value of an output that lacks these axes."""
-    kept = [length for axis, length in enumerate(sizes) if axis not in axes]
-    return at.give(value.move_to(value.axis - sum(a < value.axis for a in axes)), kept, output)
+    return at.mixed("order") if not axes or value.axis in axes else drop_axes(at, value, sizes, axes)
 
 
 @rule("Transpose", sizes=True, numbers=True, arguments=(1,))
 def transpose(at: At) -> Value:
     """Axes in another order."""
-    if not isinstance(at.values[0], ByExample):
-        return at.follow(lambda x, order: x.transpose(order))
-    value, sizes = at.by_example()
+    value, sizes = at.by_example(follow=lambda x, order: x.transpose(order))
     order = at.axes(1, len(sizes))
     return at.give(value.move_to(order.index(value.axis)), [sizes[a] for a in order])
 
@@ -172,13 +153,11 @@ def _alike(at: At, numbers: Sequence[int]) -> list[tuple[ByExample, tuple[Size, 
 def unpack(at: At) -> Value | list[Value]:
     """Slices along an axis, one by one."""
     axis = int(at.attr("axis"))
-    if not isinstance(at.values[0], ByExample):
-        return at.follow(lambda x: list(np.moveaxis(x, axis, 0)))
-    value, sizes = at.by_example()
+    value, sizes = at.by_example(follow=lambda x: list(np.moveaxis(x, axis, 0)))
     axis %= len(sizes)
     if axis == value.axis:
         return at.mixed()
-    return [_drop_axes(at, value, sizes, {axis}, n) for n in range(len(at.op.outputs))]
+    return [drop_axes(at, value, sizes, {axis}, n) for n in range(len(at.op.outputs))]
 
 
 @rule("ConcatV2", sizes=True, numbers=True, arguments=(-1,))
@@ -220,10 +199,3 @@ def pad(at: At) -> Value:
     if any(margin != size(0) for margin in margins.array[value.axis]):
         return at.mixed("order")
     return at.give(value, [s if a == value.axis else None for a, s in enumerate(sizes)])
-
-
-@rule("ReverseV2", arguments=(1,))
-def reverse(at: At) -> Value:
-    """Reversed along axes other than the examples'."""
-    value, sizes = at.by_example()
-    return at.mixed() if value.axis in at.axes(1, len(sizes)) else at.give(value, sizes)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from tfdp_rec.core.sensitivity.independence.reading import At, rule
-from tfdp_rec.core.sensitivity.independence.sizes import ONE, size
-from tfdp_rec.core.sensitivity.independence.values import Value
+from tfdp_rec.core.sensitivity.independence.sizes import ONE, Size, size
+from tfdp_rec.core.sensitivity.independence.values import ByExample, Value
 
 
 @rule("Sum", "Mean", arguments=(1,))
@@ -16,13 +18,18 @@ def reduction(at: At) -> Value:
         return at.mixed()
     if at.attr("keep_dims"):
         return at.give(value, [ONE if a in gone else s for a, s in enumerate(sizes)])
-    kept = [s for a, s in enumerate(sizes) if a not in gone]
-    return at.give(value.move_to(value.axis - sum(a < value.axis for a in gone)), kept)
+    return drop_axes(at, value, sizes, gone)
 
 
-@rule("Cumsum", arguments=(1,))
-def cumulate(at: At) -> Value:
-    """y[b, t, ·] = Σ x[b, s, ·] over s ≤ t, or s ≥ t, along another axis than the examples'."""
+def drop_axes(at: At, value: ByExample, sizes: Sequence[Size], axes: set[int], output: int = 0) -> Value:
+    """The value of an output that lacks these axes."""
+    kept = [length for axis, length in enumerate(sizes) if axis not in axes]
+    return at.give(value.move_to(value.axis - sum(a < value.axis for a in axes)), kept, output)
+
+
+@rule("Cumsum", "ReverseV2", arguments=(1,))
+def rearrange(at: At) -> Value:
+    """Running sums y[b, t, ·] = Σ_{s ≤ t} x[b, s, ·], or entries turned round, along axes other than the examples'."""
     value, sizes = at.by_example()
     return at.mixed() if value.axis in at.axes(1, len(sizes)) else at.give(value, sizes)
 

@@ -16,7 +16,15 @@ from tfdp_rec.core.sensitivity.independence.reading import At, rule
 from tfdp_rec.core.sensitivity.independence.rules.elementwise import elementwise, line_up
 from tfdp_rec.core.sensitivity.independence.rules.reductions import reduction
 from tfdp_rec.core.sensitivity.independence.sizes import BATCH, ONE, Size, SizeArray, product, size
-from tfdp_rec.core.sensitivity.independence.values import ByExample, Mixed, Seed, Shared, Sized, Value, value_of_numbers
+from tfdp_rec.core.sensitivity.independence.values import (
+    Mixed,
+    Seed,
+    Shared,
+    Sized,
+    Value,
+    value_of_lengths,
+    value_of_numbers,
+)
 
 
 @rule("Const", numbers=True)
@@ -262,14 +270,7 @@ def fill_shape(at: At, shape: SizeArray | None, shared: bool, numbers: SizeArray
     if shared:
         plain = None if shape is None else shape.plain
         if numbers is not None and plain is not None and np.prod(plain) <= SizeArray.LIMIT:
-            array = np.empty(tuple(int(n) for n in plain), object)
-            array[...] = numbers.array[()]
-            return Shared(SizeArray(array))
+            return Shared(SizeArray([numbers.sizes[0]] * int(np.prod(plain)), plain.tolist()))
         return at.give(Shared(), shape.sizes if shape is not None else None)
-    if shape is None or None in shape.sizes:
-        return at.mixed("size")
-    axes = [axis for axis, length in enumerate(shape.sizes) if length.has_batch]  # type: ignore[union-attr]
-    inner = shape.sizes[axes[0]].divide_by(BATCH) if len(axes) == 1 else None  # type: ignore[union-attr]
-    if inner is None or inner.has_batch or not inner.is_whole:
-        return at.mixed("size")
-    return at.give(ByExample(axes[0], inner=inner), shape.sizes)
+    found = None if shape is None or None in shape.sizes else value_of_lengths(shape.sizes)  # type: ignore[arg-type]
+    return at.mixed("size") if found is None else at.give(found, shape.sizes)  # type: ignore[union-attr]

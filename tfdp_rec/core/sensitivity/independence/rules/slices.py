@@ -11,8 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from tfdp_rec.core.sensitivity.independence.reading import At, rule
-from tfdp_rec.core.sensitivity.independence.sizes import BATCH, ONE, Size, size
-from tfdp_rec.core.sensitivity.independence.values import ByExample, Sized, Value
+from tfdp_rec.core.sensitivity.independence.sizes import ONE, Size, size
+from tfdp_rec.core.sensitivity.independence.values import Sized, Value, value_of_lengths
 
 
 class _Item(NamedTuple):
@@ -61,9 +61,7 @@ def _entries(at: At, number: int) -> Any:
 @rule("StridedSlice", sizes=True, numbers=True, arguments=(1, 2, 3))
 def strided_slice(at: At) -> Value:
     """`x[a:b:c, ..., None, 3]`."""
-    if not isinstance(at.values[0], ByExample):
-        return at.follow(lambda x, *bounds: x[_index(at, x.ndim, *bounds)])
-    value, sizes = at.by_example()
+    value, sizes = at.by_example(follow=lambda x, *bounds: x[_index(at, x.ndim, *bounds)])
     strides = _entries(at, 3)
     if strides is None:
         return at.mixed("unknown")
@@ -109,25 +107,21 @@ def strided_slice_gradient(at: At) -> Value:
     value, _ = at.by_example(4)
     if shape is None or None in shape.sizes or strides is None:
         return at.mixed("unknown")
-    axes = [a for a, s in enumerate(shape.sizes) if s.has_batch]  # type: ignore[union-attr]
-    kept = [item for item in _items(at, len(shape.sizes), len(strides)) if item.kind != "one"]
+    items, found = _items(at, len(shape.sizes), len(strides)), value_of_lengths(shape.sizes)  # type: ignore[arg-type]
+    kept = [item for item in items if item.kind != "one"]
     here = kept[value.axis] if value.axis < len(kept) else None
-    if len(axes) != 1 or here is None or here.axis != axes[0] or not _is_whole(at, here, shape.sizes):
+    if here is None or here.axis is None or found != value.move_to(here.axis) or not _is_whole(at, here, shape.sizes):
         return at.mixed("order")
-    if shape.sizes[axes[0]] != BATCH * value.inner:
-        return at.mixed("order")
-    others = [item for item in _items(at, len(shape.sizes), len(strides)) if item.axis not in (None, axes[0])]
+    others = [item for item in items if item.axis not in (None, here.axis)]
     if not all(_is_whole(at, item, shape.sizes) or _is_fixed(at, item) for item in others):
         return at.mixed("size")
-    return at.give(value.move_to(axes[0]), shape.sizes)
+    return at.give(found, shape.sizes)
 
 
 @rule("Slice", sizes=True, numbers=True, arguments=(1, 2))
 def take_block(at: At) -> Value:
     """A block: from `begin`, of lengths `size` (-1: to the end)."""
-    if not isinstance(at.values[0], ByExample):
-        return at.follow(_block)
-    value, sizes = at.by_example()
+    value, sizes = at.by_example(follow=_block)
     begin, lengths, axis = _entries(at, 1), _entries(at, 2), value.axis
     if begin is None or lengths is None:
         return at.mixed("unknown")

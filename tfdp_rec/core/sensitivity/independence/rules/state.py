@@ -10,16 +10,28 @@ different shapes would share noise between examples), new at every step and secr
 
 from __future__ import annotations
 
-from tfdp_rec.core.sensitivity.independence.reading import At, rule
+import tensorflow as tf
+
+from tfdp_rec.core.ground.keras_internals import lengths_of_handle, resource_key
+from tfdp_rec.core.sensitivity.independence.reading import At, outermost, rule
 from tfdp_rec.core.sensitivity.independence.rules.shapes import fill_shape
+from tfdp_rec.core.sensitivity.independence.sizes import SizeArray, size
 from tfdp_rec.core.sensitivity.independence.values import ByExample, Handle, Seed, Shared, Value
 
 
 @rule("Placeholder", numbers=True)
 def read_placeholder(at: At) -> Value:
     """An input of a graph: a variable or constant; otherwise mixed."""
-    (output,) = at.op.outputs
-    return at.give(at.reading.value_of_placeholder(output, at.op), at.reading.lengths_of_placeholder(output))
+    outside = outermost(at.op.outputs[0])
+    if outside.dtype == tf.resource:
+        declared = lengths_of_handle(outside)  # of the contents: TensorFlow refuses to assign others
+        lengths = None if declared is None else tuple(None if n < 0 else size(n) for n in declared)
+        return Handle(resource_key(outside), lengths)
+    if not isinstance(outside, tf.__internal__.EagerTensor):
+        return at.mixed("outside")
+    small = outside.dtype.is_integer and (outside.shape.num_elements() or 0) <= SizeArray.LIMIT
+    value = Shared(SizeArray.from_integers(outside.numpy()) if small else None)
+    return at.give(value, [size(n) for n in outside.shape])
 
 
 @rule("PlaceholderWithDefault", sizes=True, mixed=True, numbers=True)
