@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdp_rec.core.claim.entries import Use
 from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Source, refusals_in_words, refuse_choosing, source_of
-from tfdp_rec.core.ground.keras_internals import functional_class, layers_within, makes_functional, metrics_container
+from tfdp_rec.core.ground.keras_internals import functional_class, is_functional, layers_within, metrics_container
 from tfdp_rec.core.ground.refused import NotPrivate, refuse_below
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.checks import refuse_replicas
@@ -71,7 +71,7 @@ class PrivateTraining(ReleaseMethods):
     feeding: Source | None = None  # source of the batches of the present fit
 
     def __init__(self, *args: Any, **kwargs: Any):
-        if makes_functional(args, kwargs) and not isinstance(self, functional_class()):
+        if is_functional(args, kwargs) and not isinstance(self, functional_class()):
             self.__class__ = _functional(type(self))  # type: ignore[arg-type]
             functional_class().__init__(self, *args, **kwargs)  # type: ignore[misc]
         else:
@@ -297,7 +297,7 @@ class PrivateTraining(ReleaseMethods):
             data: Batch: `(x, y)` or `(x, y, sample_weight)` for the loss given to `compile`.
             training: Whether layers such as dropout behave as in training.
         """
-        if self.averages_its_loss:
+        if self.has_averaged_loss:
             return own_loss.read_averaged_losses(self, data, training)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         own_loss.refuse_no_loss(self, x)
@@ -305,7 +305,7 @@ class PrivateTraining(ReleaseMethods):
         return compiled_per_example_loss(self._loss, self._loss_weights, y, y_pred, sample_weight)
 
     @property
-    def averages_its_loss(self) -> bool:
+    def has_averaged_loss(self) -> bool:
         """Whether the loss is the model's own `compute_loss`, from whose graph the examples' losses are read."""
         return own_loss.find_own_losses(self) == ["compute_loss"]
 

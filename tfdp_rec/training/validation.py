@@ -298,11 +298,11 @@ def _report(
 
 def _way(unit: recording.Unit, tables: set[str]) -> str:
     # How the layer is clipped, and its numbers of weights.
-    ways = [unit.rule.way]  # type: ignore[union-attr]
+    ways, weights = [unit.rule.way], 0  # type: ignore[union-attr]
     for variable in unit.layer.trainable_variables:
         if variable.path in tables:
             rows, *width = variable.shape
             ways.append(f"table of {rows:,} rows of {' x '.join(map(str, width))}")
-    others = [v for v in unit.layer.trainable_variables if v.path not in tables]
-    weights = sum(math.prod(v.shape) for v in others)
+        else:
+            weights += math.prod(variable.shape)
     return ", ".join([*ways, *([f"{weights:,} weights"] if weights else [])])
