@@ -256,9 +256,9 @@ def test_functional_models_are_told_by_their_arguments():
     inputs = keras.Input([2])
     model = keras.Model(inputs, inputs)
     assert type(model) is keras_internals.functional_class()
-    assert keras_internals.makes_functional((inputs, inputs), {})
-    assert keras_internals.makes_functional((), {"inputs": inputs, "outputs": inputs})
-    assert not keras_internals.makes_functional((), {"name": "model"})
+    assert keras_internals.is_functional((inputs, inputs), {})
+    assert keras_internals.is_functional((), {"inputs": inputs, "outputs": inputs})
+    assert not keras_internals.is_functional((), {"name": "model"})
 
 
 def test_the_mask_goes_with_an_output():
@@ -282,12 +282,12 @@ def test_xla_is_noticed_while_tracing():
     seen = []
 
     def function():
-        seen.append(keras_internals.compiles_with_xla())
+        seen.append(keras_internals.is_compiled_with_xla())
         return tf.constant(1)
 
     tf.function(function)()
     tf.function(function, jit_compile=True)()
-    assert seen == [False, True] and not keras_internals.compiles_with_xla()
+    assert seen == [False, True] and not keras_internals.is_compiled_with_xla()
 
 
 def test_the_initializer_of_a_variable_is_found():

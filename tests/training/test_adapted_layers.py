@@ -8,7 +8,7 @@ import pytest
 import tensorflow as tf
 
 import tfdp_rec
-from tfdp_rec.core.ground.keras_internals import adapts, vocabulary_is_of_a_file
+from tfdp_rec.core.ground.keras_internals import can_adapt, has_file_vocabulary
 from tfdp_rec.core.ground.refused import NotPrivate
 
 L = keras.layers
@@ -140,13 +140,13 @@ def test_copies_and_loaded_layers_are_told_alike():
     for kind in LEARNED:
         layer = LEARNED[kind]()
         again = type(layer).from_config(layer.get_config())
-        assert adapts(layer) and adapts(again), kind
+        assert can_adapt(layer) and can_adapt(again), kind
         if "Look" not in kind and "Text" not in kind:  # whose tables Keras does not copy
-            assert adapts(copy.deepcopy(layer)), kind
+            assert can_adapt(copy.deepcopy(layer)), kind
     for kind in ("Normalization", "StringLookup", "IntegerLookup", "Discretization", "TextVectorization"):
         layer = GIVEN[kind]("")
-        assert not adapts(layer) and not adapts(type(layer).from_config(layer.get_config())), kind
-        assert not vocabulary_is_of_a_file(layer)
+        assert not can_adapt(layer) and not can_adapt(type(layer).from_config(layer.get_config())), kind
+        assert not has_file_vocabulary(layer)
 
 
 def test_layers_that_are_made_later_are_found_before_the_first_step():

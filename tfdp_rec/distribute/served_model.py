@@ -58,11 +58,10 @@ class ServedModel:
         """Gives each variable to the server it is on, now that the model says which ones are tables."""
         model = self.model
         self.reader = model.table_reader(self._spec)
-        paths = set(self.reader.tables)
         tables = {}
         for number, variable in enumerate(model.trainable_variables):
             held: Any = resource(variable)
-            if variable.path in paths:
+            if model.is_table(variable):
                 whole = not isinstance(held, ServedTable)
                 table = ServedTable([Shard(placement.server_of(held), 0, held)]) if whole else held
                 table.hold(variable, number)

@@ -43,7 +43,7 @@ from tfdp_rec.distribute.parameter_server import refuse_unserved
 from tfdp_rec.distribute.served_model import ServedModel
 from tfdp_rec.distribute.worker_step import Made, WorkerStep
 from tfdp_rec.training.batch import examples_of
-from tfdp_rec.training.callback_checks import add_plan_budget, list_callbacks, refuse_forgetting
+from tfdp_rec.training.callback_checks import list_callbacks, refuse_forgetting
 from tfdp_rec.training.model import PrivateTraining
 
 _MAY_DIFFER = ("name", "learning_rate", "noise", "secure", "dense_optimizer")  # none of these touches the guarantee
@@ -310,7 +310,7 @@ class ParameterServerTrainer:
         self._refuse_unresumed("fit")
         model = self.cluster_model
         model.stop_training, model.feeding = False, self._source
-        callbacks = add_plan_budget(self._optimizer.plan, list_callbacks(callbacks))
+        callbacks = list_callbacks(callbacks, self._optimizer.plan)
         refuse_forgetting(self._optimizer, callbacks)
         self._refuse_listeners(callbacks)
         rounds = [min(steps_per_report, steps - before) for before in range(0, steps, steps_per_report)]

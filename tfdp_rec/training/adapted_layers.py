@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from tfdp_rec.core.ground.keras_internals import adapts, keep_vocabulary, layers_within, vocabulary_is_of_a_file
+from tfdp_rec.core.ground.keras_internals import can_adapt, has_file_vocabulary, keep_vocabulary, layers_within
 from tfdp_rec.core.ground.refused import NotPrivate
 
 
 def refuse_adapted(model: Any) -> None:
     """Refuses a model with a layer that can be adapted, unless it was compiled with `adapted_to_public_data=True`."""
-    found = [] if model.private_step.adapted_to_public_data else [f for f in layers_within(model) if adapts(f)]
+    found = [] if model.private_step.adapted_to_public_data else [f for f in layers_within(model) if can_adapt(f)]
     if found:
         raise NotPrivate(
             f"{type(found[0]).__name__} '{found[0].name}' learns by adapt, without noise, what is released with the "
@@ -28,7 +28,7 @@ def refuse_adapted(model: Any) -> None:
 
 def find_file_vocabularies(model: Any) -> list[int]:
     """Places of the layers whose vocabulary was given as a file: in a loaded copy they look as if they could adapt."""
-    return [place for place, layer in enumerate(layers_within(model)) if vocabulary_is_of_a_file(layer)]
+    return [place for place, layer in enumerate(layers_within(model)) if has_file_vocabulary(layer)]
 
 
 def keep_vocabularies(model: Any, places: Collection[int]) -> None:

@@ -1,4 +1,4 @@
-"""Checks of the callbacks of a private fit: refusals of those that act on training figures, and warnings.
+"""Callbacks of a private fit: what is added to them, refusals of those that act on training figures, and warnings.
 
 Exact figures of the training data are protected by no noise. A choice made by them is in the released weights.
 """
@@ -16,23 +16,28 @@ from tfdp_rec.core.claim.events import NonPrivateDpEvent
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.noise_walk import DOES_NOTHING, SPOILS, NoRate, noise_in_rows
+from tfdp_rec.training.release_methods import add_release_callback
 
 _WARNED = "warned_of_noise"  # attribute of an optimizer
 _LONG, _LITTLE = 50, 0.3  # a fit of fewer steps, or with less noise, says little about the rate
 _MONITORING = (keras.callbacks.EarlyStopping, keras.callbacks.ReduceLROnPlateau, keras.callbacks.ModelCheckpoint)
 
 
-def list_callbacks(callbacks: Any) -> list[Any]:
-    """The callbacks given to a fit, as a list."""
+def prepare_callbacks(optimizer: PrivateOptimizer, callbacks: Any, data: Any) -> list[Any]:
+    """The callbacks of a fit on some data, in the order in which they act; refused if one must not."""
+    found = add_release_callback(list_callbacks(callbacks, optimizer.plan))
+    refuse_data_dependent(found)
+    refuse_forgetting(optimizer, found, data)
+    return [*found, FitWarnings(found)]
+
+
+def list_callbacks(callbacks: Any, plan: Any = None) -> list[Any]:
+    """The callbacks given to a fit, as a list, with a plan's budget unless one of them keeps a budget already."""
     if isinstance(callbacks, keras.callbacks.CallbackList):
         raise TypeError("Pass callbacks to fit as a list of callbacks: pending noise must be settled ahead of them.")
-    return list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
-
-
-def add_plan_budget(plan: Any, callbacks: list[Any]) -> list[Any]:
-    """The callbacks, with the budget of an optimizer's plan unless one of them keeps a budget already."""
-    kept = plan is None or any(getattr(each, "keeps_budget", False) for each in callbacks)
-    return callbacks if kept else [*callbacks, plan.budget()]
+    found = list(callbacks) if isinstance(callbacks, (list, tuple)) else [] if callbacks is None else [callbacks]
+    kept = plan is None or any(getattr(each, "keeps_budget", False) for each in found)
+    return found if kept else [*found, plan.budget()]
 
 
 def refuse_data_dependent(callbacks: Sequence[Any]) -> None:
@@ -113,7 +118,7 @@ class FitWarnings(keras.callbacks.Callback):
         optimizer, history = self.model.optimizer, self.model.privacy_history
         if not history.followed and not isinstance(optimizer.dp_event(), NonPrivateDpEvent):
             history.followed = True  # once per model
-            _warn(_NOT_COUNTED.format(type(optimizer).__name__))
+            warnings.warn(_NOT_COUNTED.format(type(optimizer).__name__), stacklevel=2)
         self._warn_of_the_rate((self.params.get("steps") or 0) * (self.params.get("epochs") or 0))
 
     def _warn_of_the_rate(self, steps: int) -> None:
@@ -129,31 +134,28 @@ class FitWarnings(keras.callbacks.Callback):
         path = max(lengths, key=lengths.__getitem__, default="")
         if lengths and lengths[path] > SPOILS:
             setattr(optimizer, _WARNED, True)
-            _warn(_rate_too_large(optimizer, path, lengths[path], steps))
+            warnings.warn(_rate_too_large(optimizer, path, lengths[path], steps), stacklevel=2)
         elif lengths and lengths[path] < DOES_NOTHING and steps >= _LONG and optimizer.noise_multiplier > _LITTLE:
             setattr(optimizer, _WARNED, True)
-            _warn(_rate_too_small(path, lengths[path], steps))
+            warnings.warn(_rate_too_small(path, lengths[path], steps), stacklevel=2)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         # The loss that Keras shows is computed from private data without noise, and so is this warning. To stop here
         # would let the data decide the number of steps, which no ε covers.
         loss = (logs or {}).get("loss")
         if loss is not None and not math.isfinite(float(loss)):
-            _warn(_DIVERGED)
+            warnings.warn(_DIVERGED, stacklevel=2)
 
     def on_train_end(self, logs: Any = None) -> None:
         own = [type(each).__name__ for each in self._others if _is_users(each)]
         # A budget's own end and an early stop by public validation data are known to be no choice by training figures.
         known = any(getattr(each, "ended_fit", False) or getattr(each, "stopped_epoch", 0) for each in self._others)
         if self.model.stop_training and own and not known and any(map(_is_budget, self._others)):
-            _warn(
+            warnings.warn(
                 f"{', '.join(own)} ended this fit. If that was decided by the loss or metrics of the training data, or "
-                "by private validation data, no epsilon covers the choice: release nothing of this model."
+                "by private validation data, no epsilon covers the choice: release nothing of this model.",
+                stacklevel=2,
             )
-
-
-def _warn(sentence: str) -> None:
-    warnings.warn(sentence, stacklevel=3)
 
 
 def _rate_too_large(optimizer: PrivateOptimizer, path: str, length: float, steps: int) -> str:

@@ -25,6 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.core.claim.events import PlannedDpEvent
+from tfdp_rec.core.ground.files import row_chunks
 from tfdp_rec.core.ground.keras_internals import compile_arguments, resource
 from tfdp_rec.core.mechanism.tables import CHUNK_VALUES, scatter
 from tfdp_rec.core.mechanism.weights import owners_of
@@ -143,18 +144,16 @@ def _copy(pair: _Pair) -> None:
         pair.after.assign(pair.before)
         return
     source, target = resource(pair.before), resource(pair.after)
-    most = max(1, CHUNK_VALUES // max(1, int(source.shape[1:].num_elements())))  # at once: no copy of a whole table
-    for start in range(0, len(pair.rows), most):
-        rows = pair.rows[start : start + most]
-        scatter("Update", target, tf.range(start, start + len(rows), dtype=tf.int64), tf.gather(source, rows))
+    for start, end in row_chunks([len(pair.rows), *source.shape[1:]], CHUNK_VALUES):  # no copy of a whole table
+        rows = pair.rows[start:end]
+        scatter("Update", target, tf.range(start, end, dtype=tf.int64), tf.gather(source, rows))
 
 
 def _take_over_optimizer(before: Any, after: Any, rows: Mapping[str, np.ndarray | None]) -> None:
-    mine, step, given = before.optimizer, before.private_step, compile_arguments(before)
+    mine, given = before.optimizer, compile_arguments(before)
     given["optimizer"] = type(mine).from_config(mine.get_config())
     given |= {name: _renew_metrics(given.get(name)) for name in ("metrics", "weighted_metrics")}
-    own = {name: getattr(step, name) for name in ("microbatch_size", "diagnostics", "adapted_to_public_data")}
-    after.compile(**given, **own)
+    after.compile(**given, **before.private_step.options)
     other = after.optimizer
     numbers = before.table_numbers()
     if numbers is not None:

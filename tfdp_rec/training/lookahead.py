@@ -11,6 +11,7 @@ Correctness does not depend on it: rows that it does not announce are settled wh
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
@@ -27,6 +28,9 @@ from tfdp_rec.core.ground.keras_internals import build_metrics, layers_within
 from tfdp_rec.core.sensitivity.batches import open_specs
 from tfdp_rec.core.sensitivity.recorder import record_calls, refuse_added_losses
 from tfdp_rec.training.batch import Batch, LookAhead, examples_of
+
+TableReader = Callable[[Any], dict[str, tf.Tensor]]
+"""A function from a batch to the ids that it reads, `[n]`, int64, by table path."""
 
 _as_it_is = tf.autograph.experimental.do_not_convert  # no Python control flow here; converting takes seconds
 
@@ -124,22 +128,8 @@ def _blank(spec: Any) -> Any:
     return tf.nest.map_structure(blank, spec)
 
 
-class TableReader:
-    """A function from a batch to the ids that it reads, by table."""
-
-    def __init__(self, tables: list[str], pruned: Any):
-        self.tables = tables  # paths of the variables that are read by rows only
-        self._pruned = pruned
-
-    def __call__(self, batch: Any) -> dict[str, tf.Tensor]:
-        """Ids `[n]`, int64, by table path."""
-        if self._pruned is None:
-            return {}
-        return self._pruned(*tf.nest.flatten(examples_of(batch)))
-
-
-def trace_reader(model: Any, spec: Any) -> TableReader:
-    """The table reader of a model, from one trace of its loss."""
+def trace_reader(model: Any, spec: Any) -> tuple[list[str], TableReader]:
+    """The paths of a model's tables, which are read by rows only, and its table reader, from one trace of its loss."""
     spec = examples_of(spec)
     ids: dict[str, tf.Tensor] = {}
     predictions: list[Any] = []
@@ -158,8 +148,10 @@ def trace_reader(model: Any, spec: Any) -> TableReader:
     given = _signature(model, spec)
     wrapped = tf.compat.v1.wrap_function(trace, given)
     build_metrics(model, predictions[0])
-    pruned = wrapped.prune(wrapped.inputs[: len(given)], wrapped.structured_outputs) if ids else None
-    return TableReader(list(ids), pruned)
+    if not ids:
+        return [], lambda batch: {}
+    pruned = wrapped.prune(wrapped.inputs[: len(given)], wrapped.structured_outputs)
+    return list(ids), lambda batch: pruned(*tf.nest.flatten(examples_of(batch)))
 
 
 def build_layers(model: Any, spec: Any) -> None:

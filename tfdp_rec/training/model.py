@@ -21,7 +21,7 @@ import tensorflow as tf
 from tfdp_rec.core.claim.entries import Use
 from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Source, refusals_in_words, refuse_choosing, source_of
-from tfdp_rec.core.ground.keras_internals import functional_class, layers_within, makes_functional, metrics_container
+from tfdp_rec.core.ground.keras_internals import functional_class, is_functional, layers_within, metrics_container
 from tfdp_rec.core.ground.refused import NotPrivate, refuse_below
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.checks import refuse_replicas
@@ -29,39 +29,17 @@ from tfdp_rec.core.mechanism.weights import PrivateWeights, may_be_table, owners
 from tfdp_rec.core.sensitivity.arithmetic import ask_for_float32_products
 from tfdp_rec.core.sensitivity.batches import open_specs
 from tfdp_rec.core.sensitivity.data_flow import ours
+from tfdp_rec.training import own_loss
 from tfdp_rec.training.adapted_layers import find_file_vocabularies, keep_vocabularies, refuse_adapted
 from tfdp_rec.training.batch import Batch, examples_of, first_example
-from tfdp_rec.training.callback_checks import (
-    FitWarnings,
-    add_plan_budget,
-    list_callbacks,
-    refuse_data_dependent,
-    refuse_forgetting,
-)
+from tfdp_rec.training.callback_checks import prepare_callbacks
 from tfdp_rec.training.growth import Kept, take_over
 from tfdp_rec.training.lookahead import TableReader, disable_autotune, is_lookahead, lookahead, trace_reader
-from tfdp_rec.training.ordinary_steps import count_ordinary_step, count_ordinary_steps_of, warn_not_private
+from tfdp_rec.training.ordinary_steps import count_ordinary_step, prepare_ordinary_steps
 from tfdp_rec.training.overridden_steps import line_of, predictions_read, read_step
-from tfdp_rec.training.own_loss import (
-    evaluation_step,
-    has_own_loss_alone,
-    is_own,
-    logs_of,
-    ordinary_step,
-    read_averaged_losses,
-    refuse_no_call,
-    refuse_no_loss,
-    refuse_nothing_to_train,
-    refuse_unsaid_loss,
-)
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
 from tfdp_rec.training.private_step import PrivateStep, diagnostics, loss_for_logs
-from tfdp_rec.training.release_methods import (
-    ReleaseMethods,
-    add_release_callback,
-    empty_metrics_at_end,
-    release_outside_steps,
-)
+from tfdp_rec.training.release_methods import ReleaseMethods, empty_metrics_at_end, release_outside_steps
 
 _BEFORE_SHUFFLE = 2  # positional arguments of Keras' `fit` between callbacks and shuffle
 
@@ -93,7 +71,7 @@ class PrivateTraining(ReleaseMethods):
     feeding: Source | None = None  # source of the batches of the present fit
 
     def __init__(self, *args: Any, **kwargs: Any):
-        if makes_functional(args, kwargs) and not isinstance(self, functional_class()):
+        if is_functional(args, kwargs) and not isinstance(self, functional_class()):
             self.__class__ = _functional(type(self))  # type: ignore[arg-type]
             functional_class().__init__(self, *args, **kwargs)  # type: ignore[misc]
         else:
@@ -172,7 +150,7 @@ class PrivateTraining(ReleaseMethods):
             raise NotPrivate("LossScaleOptimizer scales gradients after the clip; use the mechanism by itself.")
         if isinstance(optimizer, PrivateOptimizer):
             refuse_options(self, kwargs)
-            refuse_unsaid_loss(self)
+            own_loss.refuse_unsaid_loss(self)
             self._refuse_own_step()
             ask_for_float32_products()
             refuse_below(1, microbatch_size=1 if microbatch_size is None else microbatch_size)
@@ -214,11 +192,8 @@ class PrivateTraining(ReleaseMethods):
         """As Keras', with the private options and the numbers of the tables."""
         config = super().get_compile_config()  # type: ignore[misc]
         if config and self.is_private:
-            step = self.private_step
             config |= {
-                "microbatch_size": step.microbatch_size,
-                "diagnostics": step.diagnostics,
-                "adapted_to_public_data": step.adapted_to_public_data,
+                **self.private_step.options,
                 "given_vocabularies": find_file_vocabularies(self),
                 "table_numbers": self.table_numbers(),
             }
@@ -304,7 +279,7 @@ class PrivateTraining(ReleaseMethods):
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; a call within a loss also gives the predictions for compiled metrics."""
-        refuse_no_call(self)
+        own_loss.refuse_no_call(self)
         if self.is_private and not self.private_weights.is_in_step:
             output = predictions_read(self, super().__call__, args, kwargs)
         else:
@@ -322,17 +297,17 @@ class PrivateTraining(ReleaseMethods):
             data: Batch: `(x, y)` or `(x, y, sample_weight)` for the loss given to `compile`.
             training: Whether layers such as dropout behave as in training.
         """
-        if self.averages_its_loss:
-            return read_averaged_losses(self, data, training)
+        if self.has_averaged_loss:
+            return own_loss.read_averaged_losses(self, data, training)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
-        refuse_no_loss(self, x)
+        own_loss.refuse_no_loss(self, x)
         y_pred = self(x, training=training)
         return compiled_per_example_loss(self._loss, self._loss_weights, y, y_pred, sample_weight)
 
     @property
-    def averages_its_loss(self) -> bool:
+    def has_averaged_loss(self) -> bool:
         """Whether the loss is the model's own `compute_loss`, from whose graph the examples' losses are read."""
-        return is_own(self, "compute_loss") and not is_own(self, "per_example_loss")
+        return own_loss.find_own_losses(self) == ["compute_loss"]
 
     # The step.
 
@@ -340,8 +315,8 @@ class PrivateTraining(ReleaseMethods):
         """One step: private under a mechanism, Keras' own otherwise."""
         if not self.is_private:
             count_ordinary_step(self)
-            if has_own_loss_alone(self):
-                return ordinary_step(self, examples_of(data))
+            if own_loss.find_own_losses(self) == ["per_example_loss"]:
+                return own_loss.ordinary_step(self, examples_of(data))
             return super().train_step(examples_of(data))  # type: ignore[misc]
         return read_step(self, "train_step", PrivateTraining._private_train_step, data)
 
@@ -364,7 +339,7 @@ class PrivateTraining(ReleaseMethods):
                 )
             step = self.private_step
             found, at_once = step.take_predictions(), step.microbatch_size is None
-            logs = logs_of(self, *loss_for_logs(clipped), found, at_once)
+            logs = own_loss.logs_of(self, *loss_for_logs(clipped), found, at_once)
             return logs | (diagnostics(clipped) if step.diagnostics else {})
 
     def make_train_function(self, force: bool = False) -> None:
@@ -403,8 +378,8 @@ class PrivateTraining(ReleaseMethods):
 
     def test_step(self, data: Any) -> dict[str, Any]:
         """As Keras', or by the model's own loss; ids from the look-ahead stage are ignored."""
-        if has_own_loss_alone(self):
-            return evaluation_step(self, examples_of(data))
+        if own_loss.find_own_losses(self) == ["per_example_loss"]:
+            return own_loss.evaluation_step(self, examples_of(data))
         return super().test_step(examples_of(data))  # type: ignore[misc]
 
     def get_metrics_result(self) -> dict[str, Any]:
@@ -432,7 +407,7 @@ class PrivateTraining(ReleaseMethods):
             return None
         with tf.init_scope():
             reader = self.table_reader(open_specs(examples_of(data), self.shared_inputs))
-            refuse_nothing_to_train(self)
+            own_loss.refuse_nothing_to_train(self)
             self._build_optimizer()
             return reader
 
@@ -457,8 +432,8 @@ class PrivateTraining(ReleaseMethods):
 
     def table_reader(self, spec: Any) -> TableReader:
         """A function from a batch of an element spec to the ids that it reads, by table; traces the loss once."""
-        reader = trace_reader(self, spec)
-        self._table_paths = dict.fromkeys(reader.tables)
+        paths, reader = trace_reader(self, spec)
+        self._table_paths = dict.fromkeys(paths)
         return reader
 
     # fit and train_on_batch.
@@ -487,16 +462,12 @@ class PrivateTraining(ReleaseMethods):
             if len(args) <= _BEFORE_SHUFFLE:
                 kwargs.setdefault("shuffle", False)  # Keras warns that it does not shuffle a dataset
         if not self.is_private:
-            count_ordinary_steps_of(self)
-            warn_not_private(self)
+            prepare_ordinary_steps(self)
             with refusals_in_words():
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
         with self.private_weights.training(), refusals_in_words(), empty_metrics_at_end(self):
             self._refuse_changes()
-            callbacks = add_release_callback(add_plan_budget(self.optimizer.plan, list_callbacks(callbacks)))
-            refuse_data_dependent(callbacks)
-            refuse_forgetting(self.optimizer, callbacks, data=x)
-            callbacks = [*callbacks, FitWarnings(callbacks)]
+            callbacks = prepare_callbacks(self.optimizer, callbacks, x)
             self.optimizer.allow_steps(True)
             try:
                 self.feeding = self._source_of(x, kwargs.get("class_weight"))
@@ -531,8 +502,7 @@ class PrivateTraining(ReleaseMethods):
     def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; errors from within the graph are raised with their sentence alone."""
         if not self.is_private:
-            count_ordinary_steps_of(self)
-            warn_not_private(self)
+            prepare_ordinary_steps(self)
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
         with self.private_weights.training(), refusals_in_words(), empty_metrics_at_end(self):
             self._refuse_changes()

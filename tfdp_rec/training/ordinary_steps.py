@@ -1,7 +1,7 @@
 """Steps of ordinary optimizers on weights that were trained privately: counted, and named in statements and at export.
 
 No ε covers them, unless they are made on public data. They are counted in the graph of the step, so the step must be
-traced after the first private step on its weights: `count_ordinary_steps_of` has it traced again.
+traced after the first private step on its weights: `prepare_ordinary_steps` has it traced again.
 """
 
 from __future__ import annotations
@@ -29,22 +29,19 @@ def count_ordinary_step(model: Any) -> None:
         meter.count_ordinary(model.optimizer, ids.setdefault(model.optimizer, new_id()))
 
 
-def count_ordinary_steps_of(model: Any) -> None:
-    """Has the training step traced again if other models have begun to train its weights privately."""
-    if not model.built or getattr(model, "is_private", False):
-        return
-    known = [id(meter) for meter in meters_on(model)]
-    if known != vars(model).get("_counted_by", []):
-        vars(model)["_counted_by"] = known
-        model.train_function = None
-
-
 _COMPILE = "compile it with a mechanism of this package, such as tfdp_rec.LazyDPSGD, or call tfdp_rec.make_private"
 _FIT = "on private data call fit of what make_private returned, whose weights these are, not of this model"
 
 
-def warn_not_private(model: Any, way_out: str = _COMPILE) -> None:
-    """Warns, once, of a private model's training by an ordinary optimizer."""
+def prepare_ordinary_steps(model: Any, way_out: str = _COMPILE) -> None:
+    """Warns, once, of a model's training by an ordinary optimizer; called before its steps.
+
+    The step is traced again if other models have begun to train its weights privately.
+    """
+    known = [id(meter) for meter in meters_on(model)] if model.built else []
+    if known != vars(model).get("_counted_by", []):
+        vars(model)["_counted_by"] = known
+        model.train_function = None
     if not vars(model).setdefault("_told_not_private", False):
         vars(model)["_told_not_private"] = True
         warnings.warn(
@@ -64,8 +61,7 @@ def watch(model: keras.Model) -> None:
 
     def count_before(train: Any) -> Any:
         def run(*args: Any, **kwargs: Any) -> Any:
-            count_ordinary_steps_of(model)
-            warn_not_private(model, _FIT)
+            prepare_ordinary_steps(model, _FIT)
             return train(*args, **kwargs)
 
         return run

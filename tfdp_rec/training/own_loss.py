@@ -32,9 +32,9 @@ _LIBRARIES = ("keras", "tensorflow_recommenders")
 _DEFAULT = "tfdp_rec.training.model"  # module of `PrivateTraining`
 
 
-def has_own_loss_alone(model: Any) -> bool:
-    """Whether a model has a `per_example_loss` of its own, and no `compute_loss` beside it."""
-    return is_own(model, "per_example_loss") and not is_own(model, "compute_loss")
+def find_own_losses(model: Any) -> list[str]:
+    """The methods by which a model gives its loss itself: `per_example_loss`, `compute_loss`, both or none."""
+    return [name for name in ("per_example_loss", "compute_loss") if is_own(model, name)]
 
 
 def read_averaged_losses(model: Any, data: Any, training: bool) -> tf.Tensor:
@@ -69,8 +69,7 @@ def _compute_loss(model: Any, data: Any, training: bool) -> Any:
 def refuse_unsaid_loss(model: Any) -> None:
     """Refuses a TFRS model without a loss of its own, which `compile` cannot give it."""
     kind = type(model)
-    own = is_own(model, "per_example_loss") or is_own(model, "compute_loss")
-    if not own and kind.compute_loss is not keras.Model.compute_loss:
+    if not find_own_losses(model) and kind.compute_loss is not keras.Model.compute_loss:
         raise NotPrivate(
             f"{kind.__name__} has no loss: define per_example_loss(self, data, training=True), which returns each "
             "example's, of shape [batch]."

@@ -37,6 +37,7 @@ from tfdp_rec.core.claim.schemes import PoissonSampling
 from tfdp_rec.core.ground.keras_internals import compile_arguments, functional_class, layers_within
 from tfdp_rec.core.mechanism.arguments import Options
 from tfdp_rec.core.mechanism.noise_walk import first_dense_optimizer, first_rate
+from tfdp_rec.core.sensitivity.step_reading import StepReading
 from tfdp_rec.core.sensitivity.weights import Auto
 from tfdp_rec.datasets.unit_ids import unit_numbers
 from tfdp_rec.mechanisms import MECHANISMS
@@ -45,9 +46,9 @@ from tfdp_rec.sums.reliability import LABEL, Reliability, private_reliability
 from tfdp_rec.training.callback_checks import list_callbacks
 from tfdp_rec.training.model import PrivateModel, PrivateTraining
 from tfdp_rec.training.ordinary_steps import watch
-from tfdp_rec.training.own_loss import is_own
-from tfdp_rec.training.predictions import predictions_by_row
+from tfdp_rec.training.own_loss import find_own_losses
 from tfdp_rec.training.private_plan import PrivatePlan
+from tfdp_rec.training.private_step import OPTIONS
 
 # A model that is made private again gives the same private model, with the history of the weights that they share.
 _MADE: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
@@ -55,10 +56,7 @@ _SMALL = 1e-3  # a rate that every mechanism accepts, until the model's tables a
 _TAKE_TEXT = tuple(
     getattr(keras.layers, name) for name in ("StringLookup", "TextVectorization", "Hashing", "HashedCrossing")
 )
-_LOSSES_OF_COMPILE = ("loss", "loss_weights", "metrics", "weighted_metrics")
-_OPTIONS_OF_COMPILE = ("microbatch_size", "diagnostics", "adapted_to_public_data")
-
-
+_OF_COMPILE = ("loss", "loss_weights", "metrics", "weighted_metrics")
 _ITS_OWN = "the data and the size of batches are those of make_private, which the noise was computed for"
 _GIVEN_BEFORE = dict.fromkeys(("x", "y", "batch_size"), _ITS_OWN) | {
     "validation_split": "it would take rows of the training data. Hold rows out before make_private, and give them as "
@@ -66,9 +64,19 @@ _GIVEN_BEFORE = dict.fromkeys(("x", "y", "batch_size"), _ITS_OWN) | {
     "class_weight": "give make_private (x, y, sample_weight), with each row's weight by its class",
     "sample_weight": "give make_private (x, y, sample_weight)",
 }
-_APART = "x and y are one argument, as in fit(): make_private(model, (x, y), ...)."
 _OF_FIT = frozenset(inspect.signature(keras.Model.fit).parameters)
+_APART = "x and y are one argument, as in fit(): make_private(model, (x, y), ...)."
 _OF_OPACUS = {"max_grad_norm": "l2_norm_clip", "target_epsilon": "epsilon", "target_delta": "delta"}
+# What Keras would say of them, "not recognized", with all that they hold.
+_REFUSED = {
+    **{one: f"{one}= is an option of fit: make_private(...).fit({one}=...)." for one in _OF_FIT},
+    **{one: f"make_private({one}=...) is refused: {why}." for one, why in _GIVEN_BEFORE.items()},
+    **{one: f"{one}= is an option of compile: model.compile({one}=...) before make_private." for one in _OF_COMPILE},
+    **{one: f"{one}= is {ours}= here." for one, ours in _OF_OPACUS.items()},
+    **dict.fromkeys(("x", "y"), _APART),
+    "optimizer": "optimizer= is the mechanism's place: leave it out, or say how variables that are not tables are "
+    "trained, dense_optimizer=keras.optimizers.Adam(1e-3).",
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,7 +160,16 @@ class _Release:
 
     def trace(self, model: Any) -> Any:
         """The model's predictions as they are released; refused if one of them may depend on other rows."""
-        return predictions_by_row(model, self._rows().element_spec)
+
+        # Not by way of `predict`: what is read is what is run.
+        @tf.function(autograph=False)
+        def predict(inputs: Any) -> tf.Tensor:
+            reading = StepReading(model, inputs, ())
+            found = model(inputs, training=False)
+            reading.read_rows(found, "a prediction")
+            return found
+
+        return predict.get_concrete_function(self._rows().element_spec)
 
     def of(self, model: Any) -> Reliability:
         """The answer: made for this model, or for the one that was asked for first."""
@@ -232,7 +249,9 @@ def make_private(
         (0.0001, True)
     """
     _refuse_no_arrays(data, others)
-    _refuse_options_of_others(settings)
+    for name in settings:
+        if name in _REFUSED:
+            raise TypeError(_REFUSED[name])
     if not isinstance(epochs, (int, np.integer)) or epochs < 1:
         raise ValueError(f"epochs must be a whole number from 1, got {epochs!r}.")
     data = _tuples(data)
@@ -245,7 +264,7 @@ def make_private(
     _warn_of_earlier_steps(model)
     private, compiled = _private_form(model, data), _compile_options(model)
     further: dict[str, Any] = {**settings}
-    compiled |= {name: further.pop(name) for name in _OPTIONS_OF_COMPILE if name in further}
+    compiled |= {name: further.pop(name) for name in OPTIONS if name in further}
     _refuse_unfit(private, compiled, data)
     release = None if reliability is None else _Release(reliability, data, unit, _click_loss(compiled, data, private))
     plan = PrivatePlan(
@@ -272,37 +291,17 @@ def make_private(
 
 
 def _mechanism(name: str) -> Any:
-    known = [mechanism.class_name for mechanism in MECHANISMS]
+    known = {mechanism.class_name: mechanism for mechanism in MECHANISMS}
     if name not in known:
         raise ValueError(f"mechanism must be one of {', '.join(known)}, got {name!r}.")
-    if not MECHANISMS[known.index(name)].claims_epsilon:
+    if not known[name].claims_epsilon:
         raise ValueError(f"{name} has no epsilon that noise could be computed for: compile with tfdp_rec.{name}(...).")
-    if own := MECHANISMS[known.index(name)].own:
+    if known[name].own:
         raise ValueError(
-            f"{name} needs {', '.join(own)}, which make_private cannot choose: compile a tfdp_rec.PrivateModel with "
-            f"tfdp_rec.{name}(..., plan=tfdp_rec.PrivatePlan(...))."
+            f"{name} needs {', '.join(known[name].own)}, which make_private cannot choose: compile a "
+            f"tfdp_rec.PrivateModel with tfdp_rec.{name}(..., plan=tfdp_rec.PrivatePlan(...))."
         )
     return getattr(optimizers, name)
-
-
-def _refuse_options_of_others(settings: Mapping[str, Any]) -> None:
-    # What Keras would say of them, "not recognized", with all that they hold.
-    for name in settings:
-        if name in _OF_OPACUS:
-            raise TypeError(f"{name}= is {_OF_OPACUS[name]}= here.")
-        if name == "optimizer":
-            raise TypeError(
-                "optimizer= is the mechanism's place: leave it out, or say how variables that are not tables are "
-                "trained, dense_optimizer=keras.optimizers.Adam(1e-3)."
-            )
-        if name in _LOSSES_OF_COMPILE:
-            raise TypeError(f"{name}= is an option of compile: model.compile({name}=...) before make_private.")
-        if name in ("x", "y"):
-            raise TypeError(_APART)
-        if name in _GIVEN_BEFORE:
-            raise TypeError(f"make_private({name}=...) is refused: {_GIVEN_BEFORE[name]}.")
-        if name in _OF_FIT:
-            raise TypeError(f"{name}= is an option of fit: make_private(...).fit({name}=...).")
 
 
 def _refuse_no_arrays(data: Any, others: tuple[Any, ...]) -> None:
@@ -332,8 +331,7 @@ def _refuse_no_arrays(data: Any, others: tuple[Any, ...]) -> None:
 
 def _refuse_unfit(private: Any, compiled: Mapping[str, Any], data: Any) -> None:
     # What Keras would say in the middle of the tracing, of data that the compiled loss or the layers cannot take.
-    own_loss = is_own(private, "per_example_loss") or is_own(private, "compute_loss")
-    if "loss" in compiled and not own_loss and not (isinstance(data, tuple) and len(data) in (2, 3)):
+    if "loss" in compiled and not find_own_losses(private) and not (isinstance(data, tuple) and len(data) in (2, 3)):
         raise ValueError("The compiled loss compares predictions with y: give make_private(model, (x, y), ...).")
     made_of_layers = isinstance(private, functional_class())
     if made_of_layers and _has_text(data) and not any(isinstance(each, _TAKE_TEXT) for each in layers_within(private)):
@@ -447,5 +445,5 @@ def _compile_options(model: keras.Model) -> dict[str, Any]:
     # The loss and metrics that the model was compiled with, themselves: functions have no form that is read back.
     given = compile_arguments(model) if model.compiled else {}
     if given and isinstance(model, PrivateTraining):
-        given |= {name: getattr(model.private_step, name) for name in _OPTIONS_OF_COMPILE}
-    return {name: given[name] for name in (*_LOSSES_OF_COMPILE, *_OPTIONS_OF_COMPILE) if given.get(name) is not None}
+        given |= model.private_step.options
+    return {name: given[name] for name in (*_OF_COMPILE, *OPTIONS) if given.get(name) is not None}

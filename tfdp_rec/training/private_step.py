@@ -21,6 +21,9 @@ from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping, Graph
 from tfdp_rec.core.sensitivity.microbatches import in_parts
 from tfdp_rec.training.batch import Batch, predictions_of
 
+OPTIONS = ("microbatch_size", "diagnostics", "adapted_to_public_data")
+"""The options of `compile` that are a step's own."""
+
 
 @dataclasses.dataclass
 class PrivateStep:
@@ -36,6 +39,11 @@ class PrivateStep:
         self._outputs: list[Any] | None = None
         self._lengths: list[Any] | None = None
         self.forget_graph()
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The step's options, as `compile` takes them."""
+        return {name: getattr(self, name) for name in OPTIONS}
 
     def losses(self, batch: Batch, training: bool = True) -> tf.Tensor:
         """Each example's loss, `[batch]`; keeps the outputs of the model's call, for its metrics."""

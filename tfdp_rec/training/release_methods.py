@@ -213,16 +213,12 @@ class CheckpointedHistory(tf.train.experimental.PythonState):
             self.model.open_history().merge(Entries.loads(text))
 
 
-@contextlib.contextmanager
-def _open_whole(filepath: Any, overwrite: bool = True) -> Iterator[Any]:
+def _open_whole(filepath: Any, overwrite: bool = True) -> contextlib.AbstractContextManager[Any]:
     # A temporary name, which replaces `filepath` after the writing. Keras must see the true name where it asks before
     # overwriting; a cloud address, an open file and the index of a sharded save are no single file here.
     local = isinstance(filepath, (str, os.PathLike)) and not is_address(filepath)
-    if not overwrite or not local or os.fspath(filepath).endswith(".json"):
-        yield filepath
-        return
-    with replace_atomically(filepath) as path:
-        yield path
+    whole = overwrite and local and not os.fspath(filepath).endswith(".json")
+    return replace_atomically(filepath) if whole else contextlib.nullcontext(filepath)
 
 
 def _refuse_lost_history(root: Any, hdf5: bool) -> None:

@@ -18,7 +18,6 @@ Layout: a zip archive of `training_checkpoint.json` and the raw little-endian va
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -27,7 +26,7 @@ import re
 import secrets
 import warnings
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -339,9 +338,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 model.private_weights.settle()
             variables = dict(_variables(model))
             with optimizer.restoring():
-                for name, shape, _ in header["variables"]:
+                for name, _, _ in header["variables"]:
                     with archive.open(name) as file:
-                        _fill(variables[name], shape, file)
+                        _read(variables[name], file)
         self.set_model(model)
         self._keep(model)
         optimizer.training_id, optimizer.state_id = header["training"], header["state"]
@@ -374,14 +373,11 @@ class TrainingCheckpoint(keras.callbacks.Callback):
             self.ledger.refuse_without(Mark(**header["mark"]))
 
 
-@contextlib.contextmanager
-def _open(path: str) -> Iterator[zipfile.ZipFile]:
+def _open(path: str) -> zipfile.ZipFile:
     try:
-        archive = zipfile.ZipFile(path)
+        return zipfile.ZipFile(path)
     except zipfile.BadZipFile as problem:
         raise ValueError(f"{path} is damaged ({problem}): bring back a copy of the last checkpoint.") from problem
-    with archive:
-        yield archive
 
 
 def _identity(model: Any, optimizer: PrivateOptimizer) -> dict[str, Any]:
@@ -420,32 +416,33 @@ def _chunks(variable: tf.Variable) -> Iterator[bytes]:
         yield tf.gather(variable, tf.range(start, end)).numpy().tobytes()
 
 
-def _fill(variable: tf.Variable, shape: list[int], file: Any) -> None:
+def _read(variable: tf.Variable, file: Any) -> None:
     # Reads what `_chunks` wrote.
     kind = np.dtype(variable.dtype.as_numpy_dtype)
-    if not shape:
-        variable.assign(np.frombuffer(file.read(), kind).reshape(shape))
-        return
-    width = int(np.prod(shape[1:], dtype=np.int64))
-    for start, end in row_chunks(shape, _CHUNK_VALUES):
-        values = np.frombuffer(file.read((end - start) * width * kind.itemsize), kind)
-        scatter("Update", variable, tf.range(start, end), tf.constant(values.reshape([end - start, *shape[1:]])))
+    _fill(variable, lambda number: np.frombuffer(file.read(number * kind.itemsize), kind))
     if file.read(1):
-        raise ValueError(f"'{variable.name}' has more values in the checkpoint than its shape {shape} allows.")
+        raise ValueError(f"'{variable.name}' has more values in the checkpoint than its shape {variable.shape} allows.")
+
+
+def _fill(variable: tf.Variable, take: Callable[[int], np.ndarray]) -> None:
+    # Gives a variable its next values, some rows at a time.
+    shape = variable.shape.as_list()
+    if not shape:
+        variable.assign(take(1).reshape(shape))
+        return
+    width = math.prod(shape[1:])
+    for start, end in row_chunks(shape, _CHUNK_VALUES):
+        values = take((end - start) * width).reshape([end - start, *shape[1:]])
+        scatter("Update", variable, tf.range(start, end), tf.constant(values))
 
 
 def _erase_weights(model: Any) -> None:
     # Weights of a state that no checkpoint knows; no further step is made from them. Other models on them show NaN.
     model.optimizer.course.mark_unfinished(1)
     for _, variable in _variables(model):
-        if not variable.dtype.is_floating:
-            continue
-        shape = variable.shape.as_list()
-        if not shape:
-            variable.assign(tf.fill([], tf.constant(math.nan, variable.dtype)))
-        for start, end in row_chunks(shape, _CHUNK_VALUES) if shape else ():
-            nothing = tf.fill([end - start, *shape[1:]], tf.constant(math.nan, variable.dtype))
-            scatter("Update", variable, tf.range(start, end), nothing)
+        if variable.dtype.is_floating:
+            kind = variable.dtype.as_numpy_dtype
+            _fill(variable, lambda number, kind=kind: np.full(number, math.nan, kind))  # type: ignore[misc]
 
 
 def _read_position(header: dict[str, Any]) -> Resumed:

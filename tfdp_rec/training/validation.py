@@ -34,7 +34,7 @@ from tfdp_rec.training.batch import examples_of
 from tfdp_rec.training.lookahead import build_layers
 from tfdp_rec.training.model import PrivateTraining, refuse_options
 from tfdp_rec.training.numeric_checks import SingleExamples
-from tfdp_rec.training.own_loss import is_own, refuse_no_loss, refuse_unsaid_loss
+from tfdp_rec.training.own_loss import find_own_losses, refuse_no_loss, refuse_unsaid_loss
 
 _WIDTH = 80
 _UNREAD = "The loss was not read yet: correct this first, and validate again."
@@ -152,6 +152,18 @@ def validate(model: keras.Model, batch: Any) -> Report:
     return _report(model, trial, refusals, compared=alone.summary if alone else "")
 
 
+class _Refusals(dict[str, str]):
+    """Sentences of refusals, each with the name of the layer that it is about, or ""."""
+
+    @contextlib.contextmanager
+    def note(self, layer: str = "", error: type[Exception] = NotPrivate) -> Iterator[None]:
+        """Ends a block at a refusal, and notes it."""
+        try:
+            yield
+        except error as refusal:
+            self.setdefault(str(refusal), layer)
+
+
 class _TrialStep:
     """All refusals of a private step: `units` recorded or refused, `refusals` with layers' names, `tables` by path."""
 
@@ -159,7 +171,7 @@ class _TrialStep:
         self._model, self._shared = model, shared_inputs(model)
         self._known: list[Any] = []  # operations of layers that are refused
         self.units = recording.units_and_refusals(model)
-        self.refusals = {unit.refusal: unit.layer.name for unit in self.units if unit.rule is None}
+        self.refusals = _Refusals({unit.refusal: unit.layer.name for unit in self.units if unit.rule is None})
         self.tables: set[str] = set()
 
     def read(self, batch: Any) -> None:
@@ -171,16 +183,16 @@ class _TrialStep:
         size, losses = batch_size(batch, self._shared), None
         with recording.secret_seeds(self._model):
             reading = StepReading(self._model, batch, self._shared)
-            with self._note_refusals():
+            with self.refusals.note():
                 recording.refuse_duplicate_paths(self._model)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
                 own = recording.watch_own_weights(self._model, tape)
                 recorder = recording.Recording(tape, recording.settle_nothing, own)
                 runs = [(unit.layer, functools.partial(self._run, recorder, unit)) for unit in self.units]
                 # Checked under the tape: later operations have no gradient.
-                with recording.replace_calls(runs), recorder.outside, self._note_refusals():
+                with recording.replace_calls(runs), recorder.outside, self.refusals.note():
                     found = self._model.per_example_loss(batch, training=True)
-                    with self._note_refusals(error=ValueError):
+                    with self.refusals.note(error=ValueError):
                         losses = check_losses(found, size)
             self._check_forward_pass(recorder)
             if losses is not None:  # None if the losses themselves are refused
@@ -191,7 +203,7 @@ class _TrialStep:
         self, recorder: recording.Recording, unit: recording.Unit, original: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         if unit.rule is not None:
-            with self._note_refusals(unit.layer.name):
+            with self.refusals.note(unit.layer.name):
                 return recorder.run(unit.layer, unit.rule, original, args, kwargs)
         graph: Any = tf.compat.v1.get_default_graph()
         start = len(graph.get_operations())
@@ -205,11 +217,11 @@ class _TrialStep:
         refused = [unit.layer for unit in self.units if unit.layer.name in self.refusals.values()]
         weights = [*recorder.direct, *(v for layer in refused for v in layer.trainable_variables)]
         self.tables = set(recorder.tables())
-        with self._note_refusals():
+        with self.refusals.note():
             recording.refuse_added_losses(self._model)
-        with self._note_refusals():
+        with self.refusals.note():
             recorder.refuse_reads_outside(self._model)
-        with self._note_refusals():
+        with self.refusals.note():
             recording.refuse_unrecorded(self._model, recorder.calls, weights)
 
     def _read_gradients(self, recorder: recording.Recording, reading: StepReading, losses: tf.Tensor) -> None:
@@ -219,19 +231,11 @@ class _TrialStep:
         for refusal in found:
             self.refusals.setdefault(str(refusal), "")
         for one in read:
-            with self._note_refusals(one.call.layer.name):
+            with self.refusals.note(one.call.layer.name):
                 refuse_uncovered([one.call], {variable.path for variable, _ in factors_of(one, size, reading)})
         for variable, gradient in zip(recorder.direct, direct):
-            with self._note_refusals():
+            with self.refusals.note():
                 reading.shares(variable, gradient)
-
-    @contextlib.contextmanager
-    def _note_refusals(self, layer: str = "", error: type[Exception] = NotPrivate) -> Iterator[None]:
-        """Ends a block at a refusal, and notes it under the name of a layer, or ""."""
-        try:
-            yield
-        except error as refusal:
-            self.refusals.setdefault(str(refusal), layer)
 
 
 def _check_model(model: keras.Model) -> list[str]:
@@ -242,34 +246,35 @@ def _check_model(model: keras.Model) -> list[str]:
             f"{kind} has no private step: make it with tfdp_rec.PrivateModel(inputs, outputs), or put the mix-in "
             f"first, class {kind}(tfdp_rec.PrivateTraining, keras.Model)."
         ]
-    own = is_own(model, "per_example_loss") or is_own(model, "compute_loss")
-    loss = [] if own else [*_catch_refusal(refuse_unsaid_loss, model), *_catch_refusal(refuse_no_loss, model)]
-    return [*_catch_refusal(refuse_options, model, {}), *loss[:1]]
+    found = _Refusals()
+    with found.note(error=ValueError):
+        refuse_options(model, {})
+    if not find_own_losses(model):
+        with found.note(error=ValueError):  # the first of the two
+            refuse_unsaid_loss(model)
+            refuse_no_loss(model)
+    return list(found)
 
 
 def _check_batch(batch: Any) -> list[str]:
-    found: dict[str, None] = {}
+    found = _Refusals()
     for leaf in tf.nest.flatten(batch):
         if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
-            found |= dict.fromkeys(_catch_refusal(refuse_padding, leaf))
+            with found.note(error=ValueError):
+                refuse_padding(leaf)
     return list(found)
 
 
 def _check_tables(model: keras.Model, tables: set[str]) -> list[str]:
-    # Refusals of any mechanism, and of the one that the model is compiled with.
-    several = [v for v in model.trainable_variables if v.path in tables]
-    found = {v.path: _catch_refusal(refuse_on_table, v) for v in several}
-    if isinstance(model.optimizer, PrivateOptimizer):
-        found |= {v.path: _catch_refusal(recursion_of_table, model.optimizer, v) for v in several if not found[v.path]}
-    return [said for saids in found.values() for said in saids]
-
-
-def _catch_refusal(refuse: Any, *args: Any) -> list[str]:
-    try:
-        refuse(*args)
-    except (NotPrivate, ValueError) as refusal:
-        return [str(refusal)]
-    return []
+    # Refusals of any mechanism, and of the one that the model is compiled with: the first of each table.
+    found = _Refusals()
+    for variable in model.trainable_variables:
+        if variable.path in tables:
+            with found.note(error=ValueError):
+                refuse_on_table(variable)
+                if isinstance(model.optimizer, PrivateOptimizer):
+                    recursion_of_table(model.optimizer, variable)
+    return list(found)
 
 
 def _report(
@@ -286,11 +291,11 @@ def _report(
 
 def _way(unit: recording.Unit, tables: set[str]) -> str:
     # How the layer is clipped, and its numbers of weights.
-    ways = [unit.rule.way]  # type: ignore[union-attr]
+    ways, weights = [unit.rule.way], 0  # type: ignore[union-attr]
     for variable in unit.layer.trainable_variables:
         if variable.path in tables:
             rows, *width = variable.shape
             ways.append(f"table of {rows:,} rows of {' x '.join(map(str, width))}")
-    others = [v for v in unit.layer.trainable_variables if v.path not in tables]
-    weights = sum(math.prod(v.shape) for v in others)
+        else:
+            weights += math.prod(variable.shape)
     return ", ".join([*ways, *([f"{weights:,} weights"] if weights else [])])

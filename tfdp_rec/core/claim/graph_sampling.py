@@ -7,8 +7,9 @@ are G tails, P(G ≥ k) = (1 − q)^k, so that with U uniform
 
 which costs as many numbers as the batch has units, not as the data has. U has 53 bits: the chance of being drawn is q
 to within 2^-52. Its bits are Philox's, under a key from the operating system's entropy for every batch. That no draw
-can be guessed from others then rests on Philox, for which no claim of secrecy is made (docs/scaling-semantics.md); `batches`
-draws from the system's entropy itself (`secret_draws.py`), which a graph cannot ask often enough.
+can be guessed from others then rests on Philox, for which no claim of secrecy is made
+(docs/scaling-semantics.md); `batches` draws from the system's entropy itself (`secret_draws.py`), which a graph cannot
+ask often enough.
 """
 
 from __future__ import annotations

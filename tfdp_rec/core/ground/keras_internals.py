@@ -166,7 +166,7 @@ def functional_class() -> type:
     return Functional
 
 
-def makes_functional(args: tuple[Any, ...], options: dict[str, Any]) -> bool:
+def is_functional(args: tuple[Any, ...], options: dict[str, Any]) -> bool:
     """Whether arguments of `keras.Model` are inputs and outputs."""
     from keras.src.models.model import functional_init_arguments
 
@@ -209,7 +209,7 @@ class CallSurroundings:
             global_state.set_global_attribute("current_call_ctx", before)
 
 
-def adapts(layer: keras.layers.Layer) -> bool:
+def can_adapt(layer: keras.layers.Layer) -> bool:
     """Whether a layer knows, or will know, what its `adapt` finds in data, and not what its constructor was given."""
     if isinstance(layer, keras.layers.Normalization):
         return layer.input_mean is None
@@ -220,7 +220,7 @@ def adapts(layer: keras.layers.Layer) -> bool:
     return hasattr(layer, "adapt") and not parts
 
 
-def vocabulary_is_of_a_file(layer: keras.layers.Layer) -> bool:
+def has_file_vocabulary(layer: keras.layers.Layer) -> bool:
     """Whether a layer's vocabulary was given as a file, of which a saved layer does not say that it was given."""
     lookup = getattr(layer, "_lookup_layer", layer)  # of a text layer
     return getattr(lookup, "_has_input_vocabulary", False) and getattr(lookup, "input_vocabulary", ()) is None
@@ -257,7 +257,7 @@ def learning_rate_now(optimizer: keras.optimizers.Optimizer) -> tf.Tensor:
 # TensorFlow.
 
 
-def compiles_with_xla() -> bool:
+def is_compiled_with_xla() -> bool:
     """Whether the present graph will be compiled by XLA, which drops assertions."""
     from tensorflow.python.ops import control_flow_util
 

@@ -29,7 +29,7 @@ import tensorflow as tf
 
 from tfdp_rec.core.ground.keras_internals import (
     RESOURCE_ATTRIBUTE,
-    compiles_with_xla,
+    is_compiled_with_xla,
     layers_within,
     own_weights,
     resource,
@@ -236,7 +236,7 @@ class PrivateWeights:
             if (places := find_withheld(variable)) is not None and places.is_withheld:
                 raise NotPrivate(_WITHHELD.format(variable.path))
         # A server guards its own tables. XLA drops checks, and finds no rows.
-        elif isinstance(resource(variable), tf.Variable) and _builds_function() and not compiles_with_xla():
+        elif isinstance(resource(variable), tf.Variable) and _builds_function() and not is_compiled_with_xla():
             require_rows(variable, _WITHHELD.format(variable.path))
 
 

@@ -16,7 +16,7 @@ import os
 import tensorflow as tf
 
 from tfdp_rec.core.ground.graph_checks import depend_on, require
-from tfdp_rec.core.ground.keras_internals import compiles_with_xla
+from tfdp_rec.core.ground.keras_internals import is_compiled_with_xla
 from tfdp_rec.core.ground.refused import NotPrivate
 
 _COARSE_MODES = ("ONEDNN_DEFAULT_FPMATH_MODE", "DNNL_DEFAULT_FPMATH_MODE", "TF_SET_ONEDNN_FPMATH_MODE")
@@ -54,7 +54,7 @@ def refuse_other_arithmetic() -> None:
                 f'checks would go. Call tf.config.optimizer.set_experimental_options({{"{name}": False}}).'
             )
     clustering = tf.config.optimizer.get_jit() or _clusters(os.environ.get("TF_XLA_FLAGS", ""))
-    if clustering or compiles_with_xla():
+    if clustering or is_compiled_with_xla():
         raise NotPrivate(
             "XLA would compile the private step: it drops checks and rounds otherwise than TensorFlow. Leave out "
             "jit_compile=True, tf.config.optimizer.set_jit and --tf_xla_auto_jit of TF_XLA_FLAGS."
