@@ -77,6 +77,7 @@ CONTRACT = (
 )
 
 
+@pytest.mark.slow_cases("test_save_and_load")
 @pytest.mark.parametrize("promise", CONTRACT)
 def test_the_mechanism_joins_the_contract_by_being_listed(promise, ran, tmp_path, monkeypatch):
     contract = importlib.import_module("optimizers.test_contract")

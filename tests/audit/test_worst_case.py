@@ -108,6 +108,7 @@ def claimed(event):
 CASES = [("DPSGD", lookups), ("LazyDPSGD", lookups), ("AdaFEST", lookups), ("DPSGD", positions)]
 
 
+@pytest.mark.slow_cases("DPSGD-lookups")
 @pytest.mark.parametrize("kind, make", CASES)
 def test_the_bound_stays_below_the_claim(kind, make):
     values, event = values_after_a_step(kind, make)

@@ -243,6 +243,7 @@ def test_going_on_without_resuming_is_refused(finished):
         trained(setup := Setup(finished), callbacks=[setup.checkpoint])
 
 
+@pytest.mark.fast_cases("Accountant")
 @pytest.mark.parametrize("accountant", [None, tfdp_rec.privacy.Accountant])
 def test_a_training_of_which_no_ledger_knows_is_not_kept(tmp_path, accountant):
     """A run that was killed may have let out more than its last checkpoint tells of."""
@@ -274,6 +275,7 @@ def test_a_checkpoint_is_settled_and_lets_no_row_out(tmp_path):
     assert seen == [(0, False), (1, True), (1, False), (1, True), (1, False)]
 
 
+@pytest.mark.fast_cases("1", "4")
 @pytest.mark.parametrize("filled", [0, 1, 2, 3, 4, 5, 6])
 def test_an_interrupted_resumption_tells_its_steps_and_forgets_no_noise(finished, filled, monkeypatch):
     """Whatever of the two states a row is of, it owes nothing then."""
@@ -436,6 +438,7 @@ def test_what_another_model_owes_to_the_table_is_paid_before_a_checkpoint(tmp_pa
     assert np.all(np.any(again.model.layers[1].embeddings.numpy()[unread] != before[unread], axis=1))
 
 
+@pytest.mark.fast_cases("LazyDPSGD")
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_checkpoint_that_could_not_be_written_is_written_at_the_next_release(tmp_path, kind, monkeypatch):
     """The fit after it took its state for a written one: nine steps were in the file, and five told."""
@@ -450,6 +453,7 @@ def test_a_checkpoint_that_could_not_be_written_is_written_at_the_next_release(t
     assert told(tmp_path, kind) == 9
 
 
+@pytest.mark.slow
 def test_weights_leave_though_the_disk_of_their_checkpoints_is_full(tmp_path, monkeypatch):
     """Each step is paid for."""
     setup = started(tmp_path)
@@ -493,6 +497,7 @@ class EndsAtOnce(keras.callbacks.Callback):
         raise RuntimeError("ends at once")
 
 
+@pytest.mark.slow
 def test_a_keras_callback_with_an_own_end_of_epoch_is_no_reader(tmp_path):
     class Saves(keras.callbacks.ModelCheckpoint):
         def on_epoch_end(self, epoch, logs=None):
@@ -545,6 +550,7 @@ def test_a_resumed_epoch_does_not_swallow_the_end_that_another_callback_asks_for
     assert setup.accountant.spending.carried.steps == 5
 
 
+@pytest.mark.slow
 def test_a_release_ahead_of_the_callback_counts_its_step_in_the_epoch(tmp_path):
     class Saves(keras.callbacks.Callback):
         keeps_off_weights = True

@@ -105,6 +105,7 @@ def test_they_are_clipped_as_by_the_oracle(names, excluded):
     assert isinstance(found.gradients[model.parts[0].embeddings.path], tf.IndexedSlices)
 
 
+@pytest.mark.fast_cases("uint64")
 @pytest.mark.parametrize(
     "kinds",
     [["int8"], ["uint64"], pytest.param(["uint8", "int16", "uint16", "int32", "uint32"], marks=pytest.mark.slow)],

@@ -384,6 +384,7 @@ def test_preprocessing_layers_pass_through():
     agrees(tables, forward, inputs)
 
 
+@pytest.mark.slow
 def test_inputs_passed_by_name():
     agrees([layers.Dense(2)], lambda p, b: p[0](inputs=b["x"]), {"x": normal(0, 3, 2)})
 

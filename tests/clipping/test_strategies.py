@@ -14,13 +14,7 @@ def by(strategy):
     return lambda *args, **options: clipped_sum_by(strategy, *args, **options)
 
 
-def slow_unless(quick, values):
-    """Parameters of which all but some are marked slow: each case retraces a model."""
-    return [pytest.param(*v, marks=() if v in quick else pytest.mark.slow) for v in values]
-
-
-QUICK = [(name, "bookkeeping") for name in ZOO if name != "gru"] + [("two_tower", "ghost")]
-SPLITS = [("two_tower", "bookkeeping", 2), ("dlrm", "bookkeeping", SIZE + 3)]
+BY_ALL = pytest.mark.parametrize("strategy", STRATEGIES)
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -30,30 +24,25 @@ def float64():
 
 
 @pytest.mark.fast_cases("mlp-bookkeeping", "two_tower-bookkeeping", "two_tower-ghost")
-@pytest.mark.parametrize("name, strategy", slow_unless(QUICK, [(n, s) for n in ZOO for s in STRATEGIES]))
+@BY_ALL
+@pytest.mark.parametrize("name", ZOO)
 def test_every_strategy_is_the_oracle(name, strategy):
     model, batch = built(name)
     assert_matches_oracle(model, batch, clip=1.5, take=by(strategy))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "name, strategy, part",
-    slow_unless(SPLITS, [(n, s, p) for n in ("two_tower", "dlrm") for s in STRATEGIES for p in (1, 2, SIZE, SIZE + 3)]),
-)
+@BY_ALL
+@pytest.mark.parametrize("name", ["two_tower", "dlrm"])
+@pytest.mark.parametrize("part", [1, 2, SIZE, SIZE + 3])
 def test_parts_of_any_size_add_up_also_when_the_last_is_short(name, strategy, part):
     model, batch = built(name)
     assert_matches_oracle(model, batch, clip=1.5, take=by(strategy), microbatch_size=part)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "strategy, part",
-    slow_unless(
-        [("bookkeeping", None), ("bookkeeping", 2)],
-        [(s, p) for s in STRATEGIES for p in (None, 2)],
-    ),
-)
+@BY_ALL
+@pytest.mark.parametrize("part", [None, 2])
 def test_batches_of_no_and_of_one_example(strategy, part):
     model, batch = built("two_tower")
     one = examples(batch, slice(0, 1), model.shared_inputs)
@@ -65,7 +54,7 @@ def test_batches_of_no_and_of_one_example(strategy, part):
 
 
 @pytest.mark.fast_cases("mlp")
-@pytest.mark.parametrize("name", ["mlp", "text", *slow_unless([], [("transformer",), ("gru",)])])
+@pytest.mark.parametrize("name", ["mlp", "text", "transformer", "gru"])
 def test_no_examples_in_deeper_models(name):
     model, batch = built(name)
     found = clipped_sum(model, examples(batch, slice(0, 0)), 1.0, training=False)
@@ -73,7 +62,7 @@ def test_no_examples_in_deeper_models(name):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("strategy", slow_unless([("bookkeeping",)], [(s,) for s in STRATEGIES]))
+@BY_ALL
 def test_one_traced_function_serves_batches_of_every_size(strategy):
     model, batch = built("dlrm")
     spec = {k: tf.TensorSpec([None, *v.shape[1:]], v.dtype) for k, v in batch.items()}

@@ -123,6 +123,7 @@ ROW = st.tuples(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=60)
 @given(st.lists(ROW, min_size=1, max_size=40), st.booleans(), st.booleans())
 def test_grouped_as_a_loop_would_in_however_many_parts(rows, ordered, drop):

@@ -88,6 +88,7 @@ def test_ids_and_titles_look_like_the_real_ones(small):
     assert small.movie_ids.tolist() == sorted(set(small.movie_ids.tolist())) != list(range(1, 2001))
 
 
+@pytest.mark.slow
 def test_a_tenth_of_movielens_20m_has_its_shape():
     users = 13_850
     timelines = synthetic.timelines(num_users=users)

@@ -29,6 +29,7 @@ def test_walks_follow_real_transitions_and_repeat_nothing():
     assert np.mean(steps == 1) > 0.85 and np.mean(steps == 1) < 1.0
 
 
+@pytest.mark.slow
 def test_walks_of_a_seed_are_the_same_for_every_count():
     few, many = (Walks(RING, longest=8).users(count, seed=3) for count in (10, 50_010))
     assert all(np.array_equal(one, other) for one, other in zip(few, many))

@@ -66,13 +66,8 @@ def mixture_delta(epsilon, padding, first, second, padded, density, width):
 
 
 @pytest.mark.fast_cases(
-    "1e-05-0.0-1.0",
-    "1e-05-0.2-0.1",
-    "1e-05-0.5-10.0",
-    "0.001-0.0-10.0",
-    "0.001-0.2-5.0",
-    "0.001-0.5-0.1",
-)
+    "1e-05-0.0-1.0", "1e-05-0.2-0.1", "1e-05-0.5-10.0", "0.001-0.0-10.0", "0.001-0.2-5.0", "0.001-0.5-0.1",
+)  # fmt: skip
 @pytest.mark.parametrize("epsilon", (0.1, 1.0, 5.0, 10.0))
 @pytest.mark.parametrize("padding", (0.0, 0.2, 0.5))
 @pytest.mark.parametrize("delta", (1e-5, 1e-3))

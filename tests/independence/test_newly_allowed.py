@@ -105,6 +105,7 @@ def test_rows_that_each_example_looks_up_among_its_own():
     agrees([layers.Dense(2, activation="tanh")], forward, x=S, ids=ids)
 
 
+@pytest.mark.slow
 def test_a_list_is_put_in_order_by_its_labels():
     """The likelihood of a ranking: the logits in the order of the labels, and what is left of them at each place."""
 
@@ -116,6 +117,7 @@ def test_a_list_is_put_in_order_by_its_labels():
     agrees([layers.Dense(3, activation="tanh"), layers.Dense(1)], forward, x=S, labels=rng.normal(size=[SIZE, 3]))
 
 
+@pytest.mark.slow
 def test_the_last_item_of_each_history_by_keras():
     def forward(p, b):
         return p[1](keras.ops.take_along_axis(p[0](b["x"]), b["ids"][:, :1, None] % 3, axis=1)[:, 0])

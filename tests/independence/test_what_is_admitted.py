@@ -198,12 +198,8 @@ def test_losses_with_sample_weights(loss, readings):
 
 
 @pytest.mark.slow_cases(
-    "mlp-mixed_bfloat16",
-    "two_tower-float32",
-    "transformer-mixed_bfloat16",
-    "text-float32",
-    "gru-mixed_bfloat16",
-)
+    "mlp-mixed_bfloat16", "two_tower-float32", "transformer-mixed_bfloat16", "text-float32", "gru-mixed_bfloat16",
+)  # fmt: skip
 @pytest.mark.parametrize("policy", ["float32", "mixed_bfloat16"])
 @pytest.mark.parametrize("name", ZOO)
 def test_models_of_the_zoo(name, policy, readings):

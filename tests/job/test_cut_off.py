@@ -117,7 +117,10 @@ PLACES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("fault", [terminated, full, read_only], ids=lambda fault: fault.__name__)
+FAULTS = [terminated, full, pytest.param(read_only, marks=pytest.mark.slow)]  # the last two are caught as one
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 @pytest.mark.parametrize("place", PLACES, ids=lambda place: f"{place[0].__name__}.{place[1]}")
 def test_a_fault_in_any_place_loses_nothing_paid_and_leaves_no_log(small, tmp_path, monkeypatch, capsys, place, fault):
     before, whole = signal.getsignal(signal.SIGTERM), getattr(*place)

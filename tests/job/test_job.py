@@ -35,6 +35,7 @@ DELTA = 1e-6
 # What comes of it.
 
 
+@pytest.mark.slow
 def test_a_run_folder_holds_everything_and_no_row_of_the_log(run):
     names = {path.relative_to(run).as_posix() for path in run.rglob("*")}
     assert sorted(path.name for path in run.iterdir()) == ["private", "release"]

@@ -11,8 +11,12 @@ import pyarrow.parquet
 import pytest
 from dp_accounting import GaussianDpEvent
 from job.conftest import train
+from trainings import accountant_of, bare_model, model_of
+from trainings import train as train_model
 
+from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.core.claim.entries import Entry
+from tfdp_rec.job.recommenders.training import refuse_unpaid
 
 SMALL = ["--steps", "3", "--batch-size", "80", "--width", "4", "--hidden", "0"]
 NAMES = [f"thing-{n:02}-{'abcdefghij'[n % 10] * 9}" for n in range(20)]
@@ -65,3 +69,14 @@ def test_another_runs_model_is_not_gone_on_with(root, capsys):
         assert train("--continue", run, "--data", day(root / "1.parquet", 1), "--quiet") == 2
         assert "is not the model that this run released" in capsys.readouterr().err
     assert (run / "release" / "ledger.jsonl").read_bytes() == ledger
+
+
+def test_a_model_is_taken_for_the_runs_own_if_its_ledger_has_paid_for_it(tmp_path):
+    accountant, paid, unpaid = accountant_of(ledger=tmp_path / "ledger.jsonl"), model_of(), model_of()
+    train_model(paid, 2, PrivacyBudget(accountant, 30.0))
+    train_model(unpaid, 2)
+    refuse_unpaid(paid, accountant.payments.ledger, tmp_path / "model.keras")
+    for model in (unpaid, bare_model()):
+        with pytest.raises(ValueError, match="is not the model that this run released"):
+            refuse_unpaid(model, accountant.payments.ledger, tmp_path / "model.keras")
+    accountant.close()

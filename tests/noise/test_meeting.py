@@ -110,16 +110,9 @@ KINDS = {
 
 
 @pytest.mark.fast_cases(
-    "DPSGD-True",
-    "LazyDPSGD-False",
-    "LazyDPSGD, momentum-True",
-    "LazyDPSGD, decay-False",
-    "LazyDPSGD, replayed-False",
-    "LazyDPFTRL-True",
-    "DPFTRL-False",
-    "FEST-False",
-    "EANA-False",
-)
+    "DPSGD-True", "LazyDPSGD-False", "LazyDPSGD, momentum-True", "LazyDPSGD, decay-False",
+    "LazyDPSGD, replayed-False", "LazyDPFTRL-True", "DPFTRL-False", "FEST-False", "EANA-False",
+)  # fmt: skip
 @pytest.mark.parametrize("secure", [False, True])
 @pytest.mark.parametrize("kind", KINDS)
 def test_released_weights_stand_on_a_grid_that_no_data_decide(kind, secure):

@@ -27,16 +27,9 @@ def truncated_delta(epsilon, shift, bits, points=3001):
 
 
 @pytest.mark.fast_cases(
-    "0.5-0.1-3",
-    "0.5-0.5-6",
-    "0.5-1.0-10",
-    "2.0-0.1-10",
-    "2.0-0.5-6",
-    "2.0-1.0-3",
-    "5.0-0.1-10",
-    "5.0-0.5-3",
+    "0.5-0.1-3", "0.5-0.5-6", "0.5-1.0-10", "2.0-0.1-10", "2.0-0.5-6", "2.0-1.0-3", "5.0-0.1-10", "5.0-0.5-3",
     "5.0-1.0-6",
-)
+)  # fmt: skip
 @pytest.mark.parametrize("bits", [3, 6, 10])
 @pytest.mark.parametrize("shift", [0.1, 0.5, 1.0])
 @pytest.mark.parametrize("epsilon", [0.5, 2.0, 5.0])

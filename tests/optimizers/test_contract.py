@@ -350,11 +350,8 @@ def test_seeding_keras_does_not_repeat_the_noise(kind, loaded):
 
 
 @pytest.mark.fast_cases(
-    "LazyDPSGD-None",
-    "AdaFEST-None",
-    "LazyDPFTRL-None",
-    "EANA-Adagrad(rowwise=True, initial=0.0, epsilon=1e-10)",
-)
+    "LazyDPSGD-None", "AdaFEST-None", "LazyDPFTRL-None", "EANA-Adagrad(rowwise=True, initial=0.0, epsilon=1e-10)",
+)  # fmt: skip
 @EVERY_WAY
 def test_no_tensor_of_a_step_has_the_tables_shape(kind, rule, trained):
     graph = trained(kind, rule).optimizer.noise.graph

@@ -63,6 +63,7 @@ def test_a_regularizer_holds_the_noise_back():
     assert lengths["held"] == pytest.approx(0.5 * 0.1 * (WIDTH / (1 - 0.7**2)) ** 0.5)
 
 
+@pytest.mark.slow
 def test_the_noise_of_a_long_schedule_is_known_from_some_of_its_steps(monkeypatch):
     """A walk of 3,000 steps by all values of a decaying schedule, and by the thousand that are asked for."""
     optimizer, _ = built(tfdp_rec.DPSGD, keras.optimizers.schedules.CosineDecay(0.5, 3000))
@@ -150,6 +151,7 @@ def test_a_rate_that_teaches_tables_nothing_is_foreseen_with_one_that_would():
     assert foreseen(model_of(3e-4, noise_multiplier=0.1), **long) == []
 
 
+@pytest.mark.fast_cases("options0")
 @pytest.mark.parametrize("options", [
     {"table_rule": Adagrad(), "optimizer": tfdp_rec.DPSGD},
     {"optimizer": tfdp_rec.EANA},

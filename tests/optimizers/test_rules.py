@@ -84,11 +84,10 @@ class ByHand:
     "Adagrad(rowwise=True, initial=0.0, epsilon=1e-10)-DPSGD",
     "Adagrad(rowwise=True, initial=0.0, epsilon=1e-10)-AdaFEST",
     "Adagrad(rowwise=False, initial=0.3, epsilon=1e-10)-DPSGD",
-    "Adagrad(rowwise=False, initial=0.3, epsilon=1e-10)-AdaFEST",
-    "Adam(beta_1=0.9, beta_2=0.9, epsilon=1e-10)-EANA",
+    "Adagrad(rowwise=False, initial=0.3, epsilon=1e-10)-AdaFEST", "Adam(beta_1=0.9, beta_2=0.9, epsilon=1e-10)-EANA",
     "Adam(beta_1=0.9, beta_2=0.9, epsilon=1e-10)-FEST",
     "Adam(beta_1=0.9, beta_2=0.9, epsilon=1e-10)-ExponentialSelectionSGD",
-)
+)  # fmt: skip
 @pytest.mark.parametrize("kind", OWN, ids=lambda kind: kind.__name__)
 @pytest.mark.parametrize("rule", RULES, ids=repr)
 def test_a_rule_is_fed_with_what_plain_sgd_moves_by(kind, rule):

@@ -71,6 +71,7 @@ def test_the_printed_bound_is_valid_but_not_tight(order, shift, count, sigma):
     assert printed > max(both_directions(order, shift, count, sigma))
 
 
+@pytest.mark.slow
 def test_equation_7_as_printed_is_no_divergence():
     """The paper's (7) at x = 0 is negative; the integrated divergence of that direction is not."""
     order, count = 3, 10
@@ -201,6 +202,7 @@ def test_bad_epsilon_and_row_arguments_are_refused():
         eana_rdp_instance(2, row_counts=[100, 0], row_norms=[1.0, 1.0], noise_stddev=1.0)
 
 
+@pytest.mark.slow
 def test_module_needs_no_tensorflow():
     code = f"import sys, {eana_bound.__name__}; sys.exit(bool({{'tensorflow', 'keras'}} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code]).returncode == 0

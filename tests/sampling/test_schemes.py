@@ -180,6 +180,7 @@ def test_neighbours_are_zero_out_under_every_scheme():
     assert {scheme.adjacency for scheme in (PoissonSampling, FixedOrder, BoundedStream)} == {"zero-out"}
 
 
+@pytest.mark.slow_cases("0.5-0.3")
 @pytest.mark.parametrize("noise, probability", [(1.0, 0.01), (0.5, 0.3), (2.0, 1.0)])
 def test_a_sampled_step_costs_what_zero_out_neighbours_can_tell(noise, probability):
     """δ(ε) of (1 - q) N(s, σ²) + q N(s + g, σ²) against N(s, σ²), both ways, by integration."""

@@ -195,6 +195,7 @@ def test_padding_may_stand_anywhere_and_k_must_be_positive(signatures):
         signatures["top_k"](history=tf.constant([["item 1"]]), k=tf.constant(0))
 
 
+@pytest.mark.slow
 def test_equal_scores_stand_in_the_order_of_the_catalogue(recommender, tmp_path):
     flat = SpectralRecommender(np.arange(1, 13), 1.0, 1e-4, head=3, words=recommender._words).fit([[1]] * 20, 0)
     flat.prior[:], flat.weights[:], flat.overlap[:] = 0.5, 0.0, 0.0

@@ -259,6 +259,7 @@ def test_the_export_takes_many_histories(fitted, served):
     assert served.serve(histories)["ids"].numpy().tolist() == ids.tolist()
 
 
+@pytest.mark.slow
 def test_what_came_last_weighs_most_where_order_counts(fitted, tmp_path):
     import tensorflow as tf
 

@@ -35,6 +35,7 @@ def direct_epsilon(by, probability, noise, steps):
     return library.compose(step, steps).get_epsilon(DELTA)
 
 
+@pytest.mark.slow_cases("0.8-300-pld")
 @pytest.mark.parametrize("by", ["rdp", "pld"])
 @pytest.mark.parametrize("noise, steps", [(0.8, 300), (1.3, 2000)])
 def test_epsilon_is_dp_accountings(by, noise, steps):

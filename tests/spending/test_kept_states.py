@@ -68,6 +68,7 @@ class Process:
         return read(self.path).steps
 
 
+@pytest.mark.fast_cases("LazyDPSGD")
 @pytest.mark.parametrize("kind", KINDS)
 def test_of_copies_of_a_checkpoint_each_is_paid_for(tmp_path, kind):
     """A checkpoint is settled: what goes on from a copy is another training from a state that was released."""
@@ -95,6 +96,7 @@ def test_steps_that_a_kill_took_stay_spent(tmp_path):
     again.die()
 
 
+@pytest.mark.fast_cases("file")
 @pytest.mark.parametrize("killed_at", ["file", "older files"])
 def test_a_kill_at_any_write_leaves_the_directory_resumable(tmp_path, killed_at, monkeypatch):
     Process(tmp_path).fit(9, killed_at=5)
@@ -165,15 +167,13 @@ def test_a_budget_pays_in_the_ledger_of_its_checkpoints(tmp_path):
 # Payments.
 
 
-@pytest.mark.parametrize(("every", "steps_per_epoch", "killed_at", "left"), [(20, 300, 130, 280), (None, 25, 130, 275)])
-def test_payments_go_no_further_ahead_than_checkpoints_lie_apart(
-    tmp_path, every, steps_per_epoch, killed_at, left, capsys
-):
-    """Of 300 steps 220 were left, and the console said 300."""
-    target = Accountant(GaussianDpEvent(1.0), PoissonSampling(UNITS, BATCH), DELTA, "rdp").epsilon(300)
-    Process(tmp_path, tfdp_rec.DPSGD, every=every).fit(steps_per_epoch, killed_at, 99, target)
+@pytest.mark.parametrize(("every", "steps_per_epoch", "left"), [(4, 60, 56), (None, 5, 55)])
+def test_payments_go_no_further_ahead_than_checkpoints_lie_apart(tmp_path, every, steps_per_epoch, left, capsys):
+    """Payments for 100 steps at a time left 24 of 60, and the console said 60."""
+    target = Accountant(GaussianDpEvent(1.0), PoissonSampling(UNITS, BATCH), DELTA, "rdp").epsilon(60)
+    Process(tmp_path, tfdp_rec.DPSGD, every=every).fit(steps_per_epoch, 26, 99, target)
     process = Process(tmp_path, tfdp_rec.DPSGD, every=every)
     process.fit(steps_per_epoch, None, 99, target, verbose=2)
-    assert int(process.model.optimizer.iterations) == left and process.paid == process.accountant.steps == 300
-    assert f"the model has {left} of these, {300 - left} were lost" in capsys.readouterr().out
+    assert int(process.model.optimizer.iterations) == left and process.paid == process.accountant.steps == 60
+    assert f"the model has {left} of these, {60 - left} were lost" in capsys.readouterr().out
     process.die()

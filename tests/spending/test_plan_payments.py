@@ -458,6 +458,7 @@ def cannot_write(variable):
     raise OSError("No space left on device")
 
 
+@pytest.mark.fast_cases("False")
 @pytest.mark.parametrize("lazily", [False, True])
 def test_a_plan_whose_state_cannot_be_written_is_erased(tmp_path, lazily, monkeypatch):
     """Two that went on from the checkpoint before would share noise with what was looked at."""
@@ -498,6 +499,7 @@ def test_a_plan_whose_settling_is_interrupted_is_erased(tmp_path):
     first.accountant.spending.payments.ledger.close()
 
 
+@pytest.mark.slow
 def test_a_failed_write_of_another_model_on_the_table_erases_a_plan(tmp_path, monkeypatch):
     first = Process(tmp_path, lazily=True)
     first.fit(2)

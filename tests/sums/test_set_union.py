@@ -62,6 +62,7 @@ def passes(people, sigma, delta, max_terms, runs=RUNS, rounds=1):
     return sum(bool(private_terms(people, 100, **settings, words=seeded(seed)).terms) for seed in range(runs))
 
 
+@pytest.mark.slow_cases("4-4-2")
 @pytest.mark.parametrize("own, max_terms, rounds", [(1, 1, 1), (9, 4, 1), (4, 4, 2)])
 def test_terms_of_one_individual_pass_with_probability_at_most_delta(own, max_terms, rounds):
     found = passes([[f"own{i}" for i in range(own)]], sigma=0.5, delta=0.05, max_terms=max_terms, rounds=rounds)

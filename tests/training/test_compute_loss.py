@@ -125,6 +125,7 @@ def test_a_function_of_ones_own_gives_what_eager_gives():
     np.testing.assert_allclose(traced(data), model.per_example_loss(data, training=False), rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_microbatches_give_the_same():
     model = compiled(Model(AVERAGES["a Keras loss"]))
     one, several = evaluated(model, (X, Y), 0.7), evaluated(model, (X, Y), 0.7, microbatch_size=2)

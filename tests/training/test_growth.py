@@ -210,6 +210,7 @@ def test_tables_of_another_order_or_frozen_in_one_model_alone_are_refused():
         model_of().grow_into(model_of(width=WIDTH + 1))
 
 
+@pytest.mark.slow
 def test_rows_chosen_by_number_keep_their_numbers():
     first = model_of()
     chosen = tfdp_rec.optimizers.Preselection({"items/embeddings": [0, 1]}, noise_multiplier=20.0)

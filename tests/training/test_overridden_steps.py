@@ -192,6 +192,7 @@ def test_an_ordinary_optimizer_keeps_what_it_likes():
     np.testing.assert_allclose(model.centre, X.mean(0), rtol=1e-5)
 
 
+@pytest.mark.fast_cases("LazyDPSGD")
 @pytest.mark.parametrize("kind", [tfdp_rec.DPSGD, tfdp_rec.EANA, tfdp_rec.LazyDPSGD])
 def test_a_step_by_hand_is_this_packages_own(kind):
     """Rows that are paid, written and counted: all of that depends on the batch, and has its noise."""

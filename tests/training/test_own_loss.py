@@ -233,6 +233,7 @@ def test_a_tfrs_model_does_all(tmp_path, optimizer):
     np.testing.assert_array_equal(served.serve(tf.range(6)), best)
 
 
+@pytest.mark.fast_cases("sgd")
 @pytest.mark.parametrize("optimizer", ["private", "sgd"])
 def test_one_whose_call_the_loss_uses_is_exported_as_it_is(tmp_path, optimizer):
     model = compiled(Regression(), private() if optimizer == "private" else "sgd")

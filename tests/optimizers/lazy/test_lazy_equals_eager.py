@@ -284,7 +284,7 @@ def test_every_kind_of_noise(strategy):
     assert_lazy_is_eager(strategy, (0.6, True, None), "halving", ONE_OF_EACH, "right", {})
 
 
-@pytest.mark.fast_cases("independent-None", "three-0.3")
+@pytest.mark.fast_cases("independent-None")
 @pytest.mark.parametrize("decay", [None, 0.3])
 @pytest.mark.parametrize("strategy", ["independent", "three"])
 def test_a_regularizer_is_the_gradient_of_its_penalty(strategy, decay):
