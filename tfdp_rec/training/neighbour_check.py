@@ -31,7 +31,7 @@ from tfdp_rec.core.sensitivity import engine, rules
 from tfdp_rec.core.sensitivity.batches import batch_size, map_examples, open_specs, tensors
 from tfdp_rec.core.sensitivity.data_flow import refuse_writes
 from tfdp_rec.core.sensitivity.engine import shared_inputs
-from tfdp_rec.core.sensitivity.recorder import replace_calls, settle_owned
+from tfdp_rec.core.sensitivity.recorder import replace_calls, settle_by_owner
 
 _NO_CLIP = 1e12
 
@@ -100,7 +100,7 @@ class _SeededSums:
         return self.model.per_example_loss(batch, training=True)
 
     def _traced(self, batch: Any, clip: tf.Tensor) -> tuple[engine.ClippedSum, None]:
-        return engine.Clipping(self.model, self.loss, clip, settle_owned).read_sum(batch), None
+        return engine.Clipping(self.model, self.loss, clip, settle_by_owner).read_sum(batch), None
 
 
 @contextlib.contextmanager

@@ -19,7 +19,7 @@ import tensorflow as tf
 from tfdp_rec.core.ground.keras_internals import random_states
 from tfdp_rec.core.sensitivity.batches import batch_size, hide_batch_axis, map_examples, open_specs
 from tfdp_rec.core.sensitivity.engine import check_losses, shared_inputs
-from tfdp_rec.core.sensitivity.recorder import record_calls, settle_owned
+from tfdp_rec.core.sensitivity.recorder import record_calls, settle_by_owner
 from tfdp_rec.training.neighbour_check import still
 
 SIZES = (2, 300)  # two examples, and more than one byte can count
@@ -113,7 +113,7 @@ class SingleExamples:
         batch = hide_batch_axis(batch, self._shared)
         size, graph = batch_size(batch, self._shared), tf.compat.v1.get_default_graph()
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            with record_calls(self._model, tape, settle_owned) as recorder:
+            with record_calls(self._model, tape, settle_by_owner) as recorder:
                 losses = check_losses(self._loss(batch), size)
         # The names are those of the last trace; every trace makes the same parts in the same order.
         parts: list[tf.Tensor] = [losses]

@@ -27,7 +27,6 @@ from tfdp_rec.core.sensitivity.recorder import (
     secret_seeds,
     settle_nothing,
     units_and_refusals,
-    watch_own_weights,
 )
 from tfdp_rec.core.sensitivity.step_reading import StepReading
 
@@ -57,7 +56,7 @@ class TrialStep:
             with self._noting():
                 refuse_duplicate_paths(self._model)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                recorder = Recording(tape, settle_nothing, watch_own_weights(self._model, tape))
+                recorder = Recording(self._model, tape, settle_nothing)
                 runs = [(unit.layer, functools.partial(self._run, recorder, unit)) for unit in self.units]
                 losses = None
                 with replace_calls(runs), recorder.outside, self._noting():
@@ -80,7 +79,7 @@ class TrialStep:
         start = len(graph.get_operations())
         if unit.rule is not None:
             with self._noting(unit.layer.name):
-                return recorder.run(unit.layer, unit.rule, original, args, kwargs)
+                return recorder.run(unit, original, args, kwargs)
         with recorder.outside.stop_recording():
             output = original(*args, **kwargs)
         if unit.rule is None:
@@ -93,7 +92,7 @@ class TrialStep:
         with self._noting():
             refuse_added_losses(self._model)
         with self._noting():
-            recorder.refuse_reads_outside(self._model)
+            recorder.refuse_reads_outside()
         with self._noting():
             refuse_unrecorded(self._model, recorder.calls, [*recorder.direct, *refused])
 
