@@ -39,7 +39,7 @@ from tfdp_rec.training.private_step import PrivateStep
 class Unread:
     """In place of a reading: believes that every call has one row an example."""
 
-    def read(self, calls: Sequence[rules.Call], losses: Any, gradients: Sequence[Any], own: Any) -> list[CallRead]:
+    def read(self, calls: Sequence[rules.Call], losses: Any, gradients: Sequence[Any]) -> list[CallRead]:
         """The calls, with their gradients."""
         left = iter(gradients)
         return [CallRead(call, [next(left) for _ in call.watched]) for call in calls]

@@ -127,7 +127,8 @@ def test_released_weights_stand_on_a_grid_that_no_data_decide(kind, secure):
             if "Lazy" in kind:  # the grid is that of the largest rate since all rows were settled
                 optimizer.learning_rate = (0.5, 0.11, 0.05)[step]
             ids = tf.constant([0, 1 + step], tf.int64)
-            optimizer.before_read(table, ids)
+            if optimizer.pays_late:
+                optimizer.debts.settle_before_read(table, ids)
             slices = tf.IndexedSlices(tf.fill([2, WIDTH], np.float32(gradient)), ids)
             sums = {table.path: slices, dense.path: tf.fill([50], np.float32(gradient))}
             optimizer.apply(ClippedSum(sums, tf.zeros([1]), tf.constant(1.0), tf.zeros([1])))
@@ -148,7 +149,8 @@ def test_released_weights_stand_on_a_grid_that_no_data_decide(kind, secure):
 
 def step(optimizer, table, ids, gradient=0.0):
     ids = tf.constant(ids, tf.int64)
-    optimizer.before_read(table, ids)
+    if optimizer.pays_late:
+        optimizer.debts.settle_before_read(table, ids)
     slices = tf.IndexedSlices(tf.fill([len(ids), table.shape[1]], np.float32(gradient)), ids)
     optimizer.apply(ClippedSum({table.path: slices}, tf.zeros([1]), tf.constant(1.0), tf.zeros([1])))
 
@@ -282,7 +284,7 @@ def test_a_loaded_velocity_goes_on_along_a_grid():
     again.load_own_variables({name: np.asarray(value) for name, value in saved.items()})
     step(again, loaded, [1, 2], gradient=0.3712345)
     again.settle()
-    grid = float(again.row_marks.grid)
+    grid = float(again.debts.marks.grid)
     for kept in again.tables[loaded.path]._stored_variables:
         values = np.float64(kept) / grid
         assert (values == np.round(values)).all()
@@ -344,7 +346,7 @@ def test_steps_that_are_faint_beside_earlier_ones_are_left_out(make, decay):
     table, optimizer = table_and(make, 0.5, weight_decay=decay or None, **plan_of(make))
     step(optimizer, table, [0, 1])
     before = np.asarray(table).copy()
-    (account,) = optimizer.accounts.values()
+    (account,) = optimizer.debts.accounts.values()
     owed = account.history.look_up(tf.constant(1, tf.int64)).numpy()
     optimizer.learning_rate = 0.5 * 2.0**-11
     for _ in range(5):

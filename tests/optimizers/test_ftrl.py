@@ -15,6 +15,7 @@ import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
 from tfdp_rec.core.claim.events import PlannedDpEvent, from_json, is_private, to_json
 from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.mechanism.kept import kept_variables
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.privacy import (
     Accountant,
@@ -237,7 +238,7 @@ def test_what_is_refused_before_it_writes_leaves_all_as_it_was():
 
 def secrets_of(optimizer):
     """Rows of the buffers, as they would stand in a file."""
-    variables = {name: v.numpy() for name, v in optimizer.kept_variables.items() if name.startswith("buffers")}
+    variables = {name: v.numpy() for name, v in kept_variables(optimizer).items() if name.startswith("buffers")}
     rows = [row for values in variables.values() for row in np.atleast_2d(values) if np.any(row) and row.size > 1]
     assert len(rows) > 20
     return [np.ascontiguousarray(row, "<f4").tobytes() for row in rows]
@@ -274,7 +275,7 @@ def test_a_loaded_model_begins_a_plan_anew_which_is_composed(kind, tmp_path):
     loaded = keras.models.load_model(tmp_path / "model.keras")
     plans = [each.optimizer.course.plan for each in (loaded, model)]
     assert plans[0] != plans[1] and loaded.optimizer.position == 0
-    assert not any(np.any(v.numpy()) for n, v in loaded.optimizer.kept_variables.items() if n.startswith("buffers"))
+    assert not any(np.any(v.numpy()) for n, v in kept_variables(loaded.optimizer).items() if n.startswith("buffers"))
     accountant = Accountant(loaded.optimizer.dp_event(), order, delta=1e-2, accountant="rdp")
     accountant.follow(loaded)
     once = accountant.epsilon()

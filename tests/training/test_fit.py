@@ -75,7 +75,7 @@ def test_a_batch_that_fails_in_the_middle(eager, eager_tables):
     with pytest.raises(Exception, match="ids outside its table"):
         model.fit(data, verbose=0)
     assert model.optimizer.releasable and int(model.optimizer.iterations) == 3
-    if int(model.optimizer.row_marks.clock) == 3:
+    if int(model.optimizer.debts.marks.clock) == 3:
         assert_settled(raw(model), eager_tables[2])
 
 
@@ -88,7 +88,7 @@ def test_a_step_cut_short_between_any_two_writes_loses_no_noise(monkeypatch):
     while interrupted:
         cut += 1
         left, before = [cut], np.array(model.layers[1].embeddings)
-        start = int(model.optimizer.row_marks.clock)
+        start = int(model.optimizer.debts.marks.clock)
 
         def stops(*args, left=left):
             left[0] -= 1
@@ -107,7 +107,7 @@ def test_a_step_cut_short_between_any_two_writes_loses_no_noise(monkeypatch):
         monkeypatch.undo()
         model.settle()
         moved = np.any(raw(model) != before, axis=1)
-        clock = int(model.optimizer.row_marks.clock)
+        clock = int(model.optimizer.debts.marks.clock)
         assert clock >= int(model.optimizer.iterations)
         assert moved.all() if clock > start else not moved.any()
     assert cut > 5
@@ -135,12 +135,12 @@ def test_a_payment_cut_short_between_any_two_writes_leaves_rows_owing(monkeypatc
         for module in (tables, pending):
             monkeypatch.setattr(module, "scatter", stops)
         try:
-            optimizer.settle_rows({path: ids}, optimizer.row_marks.now())
+            optimizer.debts.settle_rows({path: ids}, optimizer.debts.marks.now())
             interrupted = False
         except KeyboardInterrupt:
             pass
         monkeypatch.undo()
-        paid = optimizer.row_marks.read_marks(path, ids).numpy() == optimizer.row_marks.now().numpy()
+        paid = optimizer.debts.marks.read_marks(path, ids).numpy() == optimizer.debts.marks.now().numpy()
         moved = np.any(raw(model) != before, axis=1)[20:24]
         assert np.all(moved[paid]) and (interrupted or paid.all())
     assert cut > 2

@@ -101,19 +101,19 @@ def test_fit_adds_it_and_announces_every_row(monkeypatch):
     hidden = keras.layers.Flatten()(keras.layers.Embedding(50, 2)(ids))
     model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(hidden))
     model.compile(optimizer_of(), loss="mse")
-    found, guard = [], model.optimizer.before_read
+    found = []
 
     def watching(variable, ids):
         path = variable.path
         if path in model.optimizer.tables:
-            ledger = model.optimizer.row_marks
-            owing = tf.reduce_any(ledger.since(path, tf.reshape(ids, [-1])) < ledger.now())
+            ledger = model.optimizer.debts.marks
+            owing = tf.reduce_any(ledger.read_marks(path, tf.reshape(ids, [-1])) < ledger.now())
             tf.py_function(lambda late: found.append(bool(late)), [owing], [])
         guard(variable, ids)
 
     data = tf.data.Dataset.from_tensor_slices((np.arange(24).reshape(12, 2) % 17, np.ones([12, 1]))).batch(2)
     model.prepare(data.element_spec)
-    model.optimizer.before_read = watching
+    guard, model.optimizer.debts.settle_before_read = model.optimizer.debts.settle_before_read, watching
     model.fit(data, verbose=0)
     assert found == [False] * 6
     assert is_lookahead(lookahead(data, model)) and not is_lookahead(data)

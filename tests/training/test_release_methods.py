@@ -220,6 +220,6 @@ def test_tensorflow_checkpoint_restores_a_settled_model(tmp_path):
     model.train_on_batch(IDS[:4], LABELS[:4])
     tf.train.Checkpoint(model=model).restore(path)
     assert int(model.optimizer.iterations) == 3
-    model.optimizer.row_marks.restart(3)
+    model.optimizer.debts.marks.restart(3)
     for one, other in zip(model.get_weights(), released, strict=True):
         np.testing.assert_array_equal(one, other)

@@ -41,13 +41,12 @@ from tfdp_rec.core.claim.orders import Order
 from tfdp_rec.core.claim.sampling_proof import Source
 from tfdp_rec.core.ground.graph_checks import Check, require_all
 from tfdp_rec.core.mechanism.arguments import Numbers, Planned
-from tfdp_rec.core.mechanism.base import PrivateOptimizer, Step
+from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.correlated_noise import BufferedToeplitz, Correlation
 from tfdp_rec.core.mechanism.dp_sgd import DPSGD
 from tfdp_rec.core.mechanism.noise.base import Request
 from tfdp_rec.core.mechanism.noise.meeting import add_on_grid
 from tfdp_rec.core.mechanism.tables import Operations, assign, run_after, scatter
-from tfdp_rec.core.sensitivity.engine import ClippedSum
 from tfdp_rec.correlated.bounded_stream import BoundedStream
 
 
@@ -91,14 +90,7 @@ class CorrelatedOptimizer(PrivateOptimizer):
         super().build_tables()
         shapes = {path: dense.variable.shape for path, dense in self.dense.items()}
         shapes |= {path: (table.rows, table.width) for path, table in self.tables.items()}
-        self.buffers = Buffers(self.correlation.strategy, shapes)
-
-    def admission(self, clipped: ClippedSum, source: Source) -> list[Check]:
-        return [*super().admission(clipped, source), *self.course.checks(source)]
-
-    def write(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
-        with run_after(self.course.count(step.source)), self.course.whole():
-            super().write(step, regularization)
+        self.course.buffers = Buffers(self.correlation.strategy, shapes)
 
     def meet(self, wanted: Sequence[tuple[str, Request]], number: tf.Tensor) -> list[tuple[tf.Tensor, Operations]]:
         units = self.noise.draw([Request(each.variable, each.rows, each.width) for _, each in wanted], number)
@@ -107,37 +99,17 @@ class CorrelatedOptimizer(PrivateOptimizer):
     def _add_noise(self, path: str, request: Request, unit: tf.Tensor) -> tuple[tf.Tensor, Operations]:
         whole = path in self.dense
         unit = tf.reshape(unit, self.dense[path].variable.shape) if whole else unit
-        noise, remembered = self.buffers.noise(path, unit, None if whole else request.rows)
+        noise, remembered = self.course.buffers.noise(path, unit, None if whole else request.rows)
         scaled = tf.cast(request.scale, tf.float64) * tf.reshape(noise, [-1, request.width])
         return add_on_grid(scaled, request.onto, request.grid), remembered
-
-    @property
-    def is_cut_short(self) -> bool:
-        return self.course.is_unfinished
-
-    @property
-    def kept_variables(self) -> dict[str, tf.Variable]:
-        """The variables of the mechanism, the buffers, and the state of the plan."""
-        return {**super().kept_variables, **self.buffers.variables, **self.course.variables}
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what was released; the buffers were not, so that a plan begins anew."""
         with self.privacy_history.changing_plan():
             super().load_own_variables(store)
             if self.built:
-                self.buffers.clear()
+                self.course.buffers.clear()
             self.course.restart()
-
-    @contextlib.contextmanager
-    def restoring(self) -> Iterator[None]:
-        """As `PrivateOptimizer`'s; the plan of the checkpoint goes on."""
-        plan = self.course.plan
-        self.course.mark_unfinished(1)  # till all of it is there: mixed buffers belong to no plan
-        with super().restoring():
-            yield
-        if plan != self.course.plan:  # another process seats the same events anew
-            self.course.seat_anew()
-        self.course.mark_unfinished(0)
 
     def get_config(self) -> dict[str, Any]:
         return {**super().get_config(), "correlation": self.correlation.get_config()}
@@ -202,7 +174,9 @@ class Buffers:
 
 
 class Course:
-    """The plan under way: its order, how many of its steps were begun, and whether one was cut short."""
+    """The plan under way: its order, how many of its steps were begun, whether one was cut short, and its buffers."""
+
+    buffers: Buffers  # made when the optimizer is built
 
     def __init__(self, steps: int):
         self._steps, self._within = steps, False
@@ -214,13 +188,9 @@ class Course:
     def restart(self) -> None:
         """Begins a new plan, at its first step."""
         new = 0, secrets.randbits(62), _NO_ORDER_YET
-        for variable, value in zip(self.variables.values(), new, strict=True):
+        for variable, value in zip((self.made, self._plan, self._order), new, strict=True):
             variable.assign(value)
         self.mark_unfinished(0)
-        self._seats.assign(_NO_SEATS_YET)
-
-    def seat_anew(self) -> None:
-        """Forgets which stream gave the units their seats, for a plan of another process."""
         self._seats.assign(_NO_SEATS_YET)
 
     @property
@@ -229,9 +199,19 @@ class Course:
         return f"{int(self._plan.numpy()):016x}"
 
     @property
-    def variables(self) -> dict[str, tf.Variable]:
-        """Variables that a training checkpoint holds."""
-        return {"made": self.made, "plan": self._plan, "order": self._order}
+    def kept_variables(self) -> dict[str, tf.Variable]:
+        """What a training checkpoint holds."""
+        return {**self.buffers.variables, "made": self.made, "plan": self._plan, "order": self._order}
+
+    @contextlib.contextmanager
+    def restoration(self) -> Iterator[None]:
+        """A block in which the plan, and its buffers, become those of a training checkpoint, which go on."""
+        plan = self.plan
+        self.mark_unfinished(1)  # till all of it is there: mixed buffers belong to no plan
+        yield
+        if plan != self.plan:  # another process seats the same events anew
+            self._seats.assign(_NO_SEATS_YET)
+        self.mark_unfinished(0)
 
     def checks(self, source: Source) -> list[Check]:
         """Conditions for a step on a batch of this source."""
@@ -252,6 +232,12 @@ class Course:
         order = tf.constant(_number_of(source), tf.int64)
         seats = tf.constant(_seats_of(source), tf.int64)
         return assign(self.made, self.made + 1) + assign(self._order, order) + assign(self._seats, seats)
+
+    @contextlib.contextmanager
+    def writes_of_step(self, source: Source) -> Iterator[None]:
+        """A block of all that a step on a batch of this source writes."""
+        with run_after(self.count(source)), self.whole():
+            yield
 
     @contextlib.contextmanager
     def whole(self) -> Iterator[None]:

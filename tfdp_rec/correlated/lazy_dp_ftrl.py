@@ -25,10 +25,30 @@ from tfdp_rec.core.mechanism.arguments import Numbers, Planned
 from tfdp_rec.core.mechanism.correlated_noise import Correlation
 from tfdp_rec.core.mechanism.lazy_dp_sgd import LazyDPSGD
 from tfdp_rec.core.mechanism.pending import Owed, Pending, Replayed
+from tfdp_rec.core.mechanism.row_debts import RowDebts, recursion_of
 from tfdp_rec.core.mechanism.rules import Recursion, Rows
 from tfdp_rec.core.mechanism.tables import Operations, Table
 from tfdp_rec.correlated.dp_ftrl import CorrelatedOptimizer
 from tfdp_rec.correlated.maps import Correlated
+
+
+class DebtsWithBuffers(RowDebts):
+    """What rows owe of correlated noise: a settled row's buffers are those of the present step, too."""
+
+    def make_pending(self, recursion: Recursion) -> Pending:
+        kind = Correlated if self.optimizer.aggregate_noise else Replayed
+        return kind(recursion, self.optimizer.correlation.strategy)
+
+    def settle_rows(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, by_mark: Owed | None = None) -> None:
+        with self.optimizer.course.whole():
+            super().settle_rows(rows, now, by_mark)
+
+    def read_rows(self, table: Table, ids: tf.Tensor) -> Rows:
+        return (*super().read_rows(table, ids), *self.optimizer.course.buffers.read(table.path, ids))
+
+    def write_rows(self, table: Table, ids: tf.Tensor, values: Rows) -> Operations:
+        own, buffers = 1 + recursion_of(table).has_velocity, self.optimizer.course.buffers
+        return buffers.write(table.path, values[own:], ids) + super().write_rows(table, ids, values[:own])
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -57,17 +77,4 @@ class LazyDPFTRL(CorrelatedOptimizer, LazyDPSGD):
     def __init__(self, learning_rate: Any, **settings: Any):
         super().__init__(learning_rate, **settings)
 
-    def make_pending(self, recursion: Recursion) -> Pending:
-        kind = Correlated if self.aggregate_noise else Replayed
-        return kind(recursion, self.correlation.strategy)
-
-    def settle_rows(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, by_mark: Owed | None = None) -> None:
-        with self.course.whole():
-            super().settle_rows(rows, now, by_mark)
-
-    def read_rows(self, table: Table, ids: tf.Tensor) -> Rows:
-        return (*super().read_rows(table, ids), *self.buffers.read(table.path, ids))
-
-    def write_rows(self, table: Table, ids: tf.Tensor, values: Rows) -> Operations:
-        own = len(values) - self.correlation.strategy.buffers
-        return self.buffers.write(table.path, values[own:], ids) + super().write_rows(table, ids, values[:own])
+    debts_kind = DebtsWithBuffers

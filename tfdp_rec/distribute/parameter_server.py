@@ -25,7 +25,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec import mechanisms
-from tfdp_rec.core.ground.keras_internals import resource
+from tfdp_rec.core.ground.keras_internals import learning_rate_of, resource
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.system_words import system_numbers
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
@@ -35,6 +35,7 @@ from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
 from tfdp_rec.core.mechanism.noise.gaussian import EntropyNoise
 from tfdp_rec.core.mechanism.noise.keyed import KeyedNoise
 from tfdp_rec.core.mechanism.pending import History
+from tfdp_rec.core.mechanism.row_debts import RowDebts
 from tfdp_rec.core.sensitivity.engine import ClippedSum
 from tfdp_rec.distribute.checkpoint import ServerState
 from tfdp_rec.distribute.sections import Lock
@@ -51,6 +52,23 @@ class ServedHistory(History):
 
     def look_up(self, steps: tf.Tensor) -> tf.Tensor:
         return tf.ensure_shape(super().look_up(steps), [*steps.shape, self.columns])
+
+
+class ServedDebts(RowDebts):
+    """What rows of a server owe; the steps of other workers may have landed since the rows of a gradient were read."""
+
+    history_kind = ServedHistory
+    arrives_late = True
+
+    @property
+    def pending_variables(self) -> dict[str, tf.Variable]:
+        """The clock, the totals, those of regularized tables under their decay, and every table's marks."""
+        # What a server's checkpoint holds, which is not settled.
+        marks = {f"marks/{path}": variable for path, variable in self.marks.marks.items()}
+        own = self.optimizer.recursion
+        named = {r: "totals" if r == own else f"totals/{r.weight_decay!r}" for r in self.accounts}
+        totals = {named[recursion]: account.history.table for recursion, account in self.accounts.items()}
+        return {"clock": self.marks.clock, "largest": self.marks.largest, **totals, **marks}
 
 
 def refuse_unserved(optimizer: keras.optimizers.Optimizer) -> None:
@@ -100,7 +118,7 @@ class ParameterServer:
         with tf.device(self.device):
             own = type(optimizer).from_config(optimizer.get_config())
             if isinstance(own, LazyDPSGD):
-                own.history_kind, own.arrives_late = ServedHistory, True
+                own.debts_kind = ServedDebts
             places = [place for _, _, place in self._variables]
             own.counts_steps = False  # the coordinator does
             own.noise = ServedNoise(source_on_server(optimizer.noise)(), places)
@@ -109,7 +127,7 @@ class ParameterServer:
         self.optimizer = own
         self.land = self.lock.section(self._land)
         self._rows_of = self.lock.section(self._read)
-        self.settle = self.lock.section(own.settle_all)
+        self.settle = self.lock.section((lambda: None) if own.debts is None else own.debts.settle_all)
 
     @property
     def layout(self) -> list[list[Any]]:
@@ -122,7 +140,8 @@ class ParameterServer:
         named = {f"model/{v.path}": resource(v) for v, _, _ in self._variables}
         named |= {f"untrained/{i}": v for i, v in enumerate(self._untrained)}
         named |= {f"optimizer/{i}": resource(v) for i, v in enumerate(self.optimizer.variables)}
-        return ServerState(self.lock, named | {f"ledger/{k}": v for k, v in self.optimizer.pending_variables.items()})
+        owed = {} if self.optimizer.debts is None else self.optimizer.debts.pending_variables
+        return ServerState(self.lock, named | {f"ledger/{k}": v for k, v in owed.items()})
 
     @property
     def paths(self) -> set[str]:
@@ -139,13 +158,16 @@ class ParameterServer:
         found = {}
         for path, own in rows.items():
             shard = self.optimizer.tables[path].variable
-            self.optimizer.before_read(shard, own)
+            if self.optimizer.debts is not None:
+                self.optimizer.debts.settle_before_read(shard, own)
             found[path] = tf.gather(resource(shard), own)
         return found
 
     def _land(self, gradients: Mapping[str, Any], rate: tf.Tensor, regularization: Mapping[str, tf.Tensor]) -> None:
         own = self.optimizer
-        own.take_rate(rate)
+        held = learning_rate_of(own)
+        if isinstance(held, keras.Variable):  # one that is a schedule stays
+            resource(held).assign(tf.cast(rate, tf.float32))
         nothing = tf.zeros([0])
         found = {path: tf.IndexedSlices(*g) if isinstance(g, tuple) else g for path, g in gradients.items()}
         clip = tf.constant(own.l2_norm_clip, tf.float64)

@@ -48,6 +48,7 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
                     "not chosen; give the dense variables a dense_optimizer that has it."
                 )
         super().__init__(learning_rate, **settings)
+        preselection = checks.deserialize(preselection)
         if preselection is not None and not isinstance(preselection, Preselection):
             raise TypeError(f"preselection must be a Preselection or None, got {preselection!r}.")
         self._preselection = preselection

@@ -25,10 +25,11 @@ from tfdp_rec.core.ground.keras_internals import functional_class, is_functional
 from tfdp_rec.core.ground.refused import NotPrivate, refuse_below
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.checks import refuse_replicas
-from tfdp_rec.core.mechanism.weights import PrivateWeights, may_be_table, owners_of
+from tfdp_rec.core.mechanism.kept import allow_steps
+from tfdp_rec.core.mechanism.weights import may_be_table, owners_of, refuse_decay_beside_others
 from tfdp_rec.core.sensitivity.arithmetic import ask_for_float32_products
 from tfdp_rec.core.sensitivity.batches import open_specs
-from tfdp_rec.core.sensitivity.data_flow import ours
+from tfdp_rec.core.sensitivity.independence.reading import ours
 from tfdp_rec.training import own_loss
 from tfdp_rec.training.adapted_layers import find_file_vocabularies, keep_vocabularies, refuse_adapted
 from tfdp_rec.training.batch import Batch, examples_of, first_example
@@ -95,7 +96,7 @@ class PrivateTraining(ReleaseMethods):
             return
         release_outside_steps(self)
         if self.is_private:
-            self.optimizer.allow_steps(False)  # also if it comes back
+            allow_steps(self.optimizer, False)  # also if it comes back
         if isinstance(optimizer, PrivateOptimizer):
             optimizer.privacy_history.replace(self.privacy_history)
             self.privacy_history = optimizer.privacy_history
@@ -423,7 +424,7 @@ class PrivateTraining(ReleaseMethods):
     def _build_optimizer(self) -> None:
         refuse_adapted(self)
         tables = [variable for variable in self.trainable_variables if self.is_table(variable)]  # type: ignore[attr-defined]
-        PrivateWeights.refuse_decay_beside_others(self.optimizer, self, tables)
+        refuse_decay_beside_others(self.optimizer, self, tables)
         self.optimizer.build(self.trainable_variables, self._table_paths)  # type: ignore[attr-defined]
         self.optimizer.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
         if self.optimizer.privacy_history.snapshot().uses:  # what the weights are made of goes with them
@@ -468,7 +469,7 @@ class PrivateTraining(ReleaseMethods):
         with self.private_weights.training(), refusals_in_words(), empty_metrics_at_end(self):
             self._refuse_changes()
             callbacks = prepare_callbacks(self.optimizer, callbacks, x)
-            self.optimizer.allow_steps(True)
+            allow_steps(self.optimizer, True)
             try:
                 self.feeding = self._source_of(x, kwargs.get("class_weight"))
                 self.optimizer.privacy_history.prepare()
@@ -480,7 +481,7 @@ class PrivateTraining(ReleaseMethods):
                 finally:
                     self.feeding = None
                     if self.is_private:  # a callback may have exchanged the optimizer
-                        self.optimizer.allow_steps(False)
+                        allow_steps(self.optimizer, False)
                     if getattr(self.optimizer, "plan", None) is not None:  # which keeps the budget where no fit does
                         self.optimizer.privacy_history.lift()
 

@@ -37,7 +37,7 @@ from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.batches import batch_size, hide_batch_axis, map_examples, open_specs, tensors
 from tfdp_rec.core.sensitivity.data_flow import refuse_writes
 from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping, Gradient, Graph, check_losses, shared_inputs
-from tfdp_rec.core.sensitivity.recorder import record_calls, replace_calls, settle_owned
+from tfdp_rec.core.sensitivity.recorder import record_calls, replace_calls, settle_by_owner
 
 _NO_CLIP = 1e12
 _SIZES = (2, 300)  # two examples, and more than one byte can count
@@ -298,7 +298,7 @@ class SingleExamples(_Examples):
         batch = hide_batch_axis(batch, self._shared)
         size, graph = batch_size(batch, self._shared), tf.compat.v1.get_default_graph()
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            with record_calls(self._model, tape, settle_owned) as recorder:
+            with record_calls(self._model, tape, settle_by_owner) as recorder:
                 losses = check_losses(self._model.per_example_loss(batch, training=True), size)
         # The names are those of the last trace; every trace makes the same parts in the same order.
         parts: list[tf.Tensor] = [losses]

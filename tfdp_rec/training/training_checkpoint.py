@@ -42,6 +42,7 @@ from tfdp_rec.core.ground.keras_internals import begin_at_epoch
 from tfdp_rec.core.ground.withheld_rows import rows_of
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.checks import regularizer_decay
+from tfdp_rec.core.mechanism.kept import allow_steps, is_cut_short, kept_variables, restoration
 from tfdp_rec.core.mechanism.tables import scatter
 
 SUFFIX = ".training-checkpoint"
@@ -162,7 +163,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         """Writes the present state, which is settled, unless the last checkpoint is of it."""
         if self._is_kept(optimizer):
             return
-        if optimizer.is_cut_short:
+        if is_cut_short(optimizer):
             raise RuntimeError(
                 "A step was cut short, so that weights and noise no longer belong together. Make the model anew and "
                 f"resume from the last checkpoint in {self.directory}, which is of the steps before."
@@ -187,7 +188,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         # Whether the last checkpoint is of an optimizer's state; one that the model has left makes no further step.
         self.set_model(self._trained)  # Keras gives a callback other models, with which it was refused
         present = optimizer is self.model.optimizer
-        return not present or (self._state() == self._saved and not optimizer.is_cut_short)
+        return not present or (self._state() == self._saved and not is_cut_short(optimizer))
 
     def _keep(self, model: Any) -> None:
         self._trained, model.optimizer.keeper = model, self
@@ -334,10 +335,10 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 self.accountant.spending.payments.refuse_superseded(header["training"], header["state"])
             # What was spent first: an interruption on the way lets nothing out that is not told.
             optimizer.privacy_history.merge(Entries.loads(header["history"]))
-            if not optimizer.is_cut_short:  # the rows that stand here owe by marks that are now replaced
+            if not is_cut_short(optimizer):  # the rows that stand here owe by marks that are now replaced
                 model.private_weights.settle()
             variables = dict(_variables(model))
-            with optimizer.restoring():
+            with restoration(optimizer):
                 for name, _, _ in header["variables"]:
                     with archive.open(name) as file:
                         _read(variables[name], file)
@@ -350,7 +351,7 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         self._names, self._saved = (os.path.basename(path),), self._state()
         self._resumed = _read_position(header)
         self._epoch, self._epoch_began = self._resumed.epoch, self._steps() - self._resumed.steps_in_epoch
-        optimizer.allow_steps(False)  # till fit
+        allow_steps(optimizer, False)  # till fit
         if optimizer.correlates_noise:
             self.save()  # under another id, so that no copy of the directory is resumed from now on
         return self._resumed
@@ -404,7 +405,7 @@ def _variables(model: Any) -> Iterator[tuple[str, tf.Variable]]:
     for kind, variables in (("model", model.variables), ("optimizer", model.optimizer.variables)):
         kept = [v for v in variables if id(v) not in metrics]
         yield from ((f"{kind}/{i}", rows_of(v)) for i, v in enumerate(kept))
-    yield from ((f"kept/{name}", v) for name, v in model.optimizer.kept_variables.items())
+    yield from ((f"kept/{name}", v) for name, v in kept_variables(model.optimizer).items())
 
 
 def _chunks(variable: tf.Variable) -> Iterator[bytes]:

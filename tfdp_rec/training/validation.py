@@ -186,8 +186,7 @@ class _TrialStep:
             with self.refusals.note():
                 recording.refuse_duplicate_paths(self._model)
             with tf.GradientTape(watch_accessed_variables=False) as tape:
-                own = recording.watch_own_weights(self._model, tape)
-                recorder = recording.Recording(tape, recording.settle_nothing, own)
+                recorder = recording.Recording(self._model, tape, recording.settle_nothing)
                 runs = [(unit.layer, functools.partial(self._run, recorder, unit)) for unit in self.units]
                 # Checked under the tape: later operations have no gradient.
                 with recording.replace_calls(runs), recorder.outside, self.refusals.note():
@@ -204,7 +203,7 @@ class _TrialStep:
     ) -> Any:
         if unit.rule is not None:
             with self.refusals.note(unit.layer.name):
-                return recorder.run(unit.layer, unit.rule, original, args, kwargs)
+                return recorder.run(unit, original, args, kwargs)
         graph: Any = tf.compat.v1.get_default_graph()
         start = len(graph.get_operations())
         with recorder.outside.stop_recording():
@@ -220,7 +219,7 @@ class _TrialStep:
         with self.refusals.note():
             recording.refuse_added_losses(self._model)
         with self.refusals.note():
-            recorder.refuse_reads_outside(self._model)
+            recorder.refuse_reads_outside()
         with self.refusals.note():
             recording.refuse_unrecorded(self._model, recorder.calls, weights)
 

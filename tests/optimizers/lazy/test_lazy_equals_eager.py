@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.core.mechanism.kept import kept_variables, restoration
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
 from tfdp_rec.training.lookahead import LookAhead, lookahead
@@ -56,7 +57,7 @@ class Training:
     def _build(self):
         self.optimizer.build(self.weights.all, {v.path: None for v in self.weights.tables.values()})
         if self.optimizer.pays_late:  # settles without a graph, which each new optimizer would trace anew
-            self.optimizer._settle_function.value = self.optimizer.settle_all
+            self.optimizer.debts.run_settling = self.optimizer.debts.settle_all
 
     def step(self, batch, announced):
         gradients, total = {}, 0.0
@@ -64,7 +65,8 @@ class Training:
             if name not in batch:
                 continue
             ids = tf.constant(batch[name], tf.int64)
-            self.optimizer.before_read(table, ids)
+            if self.optimizer.pays_late:
+                self.optimizer.debts.settle_before_read(table, ids)
             values = gradient_of_rows(np.asarray(tf.gather(table._value, ids)))
             total += values.sum()
             gradients[table.path] = tf.IndexedSlices(tf.constant(values, tf.float32), ids)
@@ -88,11 +90,11 @@ class Training:
         old.settle()
         self.optimizer = self.make()
         self._build()
-        with self.optimizer.restoring():
+        with restoration(self.optimizer):
             for new, kept in zip(self.optimizer.variables, old.variables, strict=True):
                 new._value.assign(kept._value)
-            for name, variable in self.optimizer.kept_variables.items():
-                variable.assign(old.kept_variables[name])
+            for name, variable in kept_variables(self.optimizer).items():
+                variable.assign(kept_variables(old)[name])
 
     def results(self):
         self.optimizer.settle()

@@ -13,6 +13,7 @@ from scipy import linalg
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.core.mechanism.pending import History, RowMarks, WithMomentum, WithoutMomentum
 from tfdp_rec.core.mechanism.rules import Recursion
+from tfdp_rec.correlated.lazy_dp_ftrl import DebtsWithBuffers
 from tfdp_rec.correlated.maps import Correlated, Maps, factors
 from tfdp_rec.optimizers import DPFTRL, LazyDPFTRL
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
@@ -213,7 +214,8 @@ def trained(mechanism, recursion, strategy, sigma=1.0, seed=3):
     for step in range(STEPS):
         optimizer.learning_rate = RATES[step]
         read = tf.constant([step, step, 2 * step], tf.int64)
-        optimizer.before_read(table, read)
+        if optimizer.pays_late:
+            optimizer.debts.settle_before_read(table, read)
         clipped = ClippedSum(
             {table.path: tf.IndexedSlices(tf.zeros([3, WIDTH]), read)}, tf.zeros([3]), tf.constant(2.0), tf.zeros([3])
         )
@@ -237,11 +239,15 @@ def assert_right(recursion, strategy, found):
         assert np.max(np.abs(correlations)) < UNLIKELY / np.sqrt(WIDTH)
 
 
+class ForgottenBuffers(DebtsWithBuffers):
+    def write_rows(self, table, ids, values):
+        return super().write_rows(table, ids, (values[0], *self.optimizer.course.buffers.read(table.path, ids)))
+
+
 class ForgetsTheBuffers(LazyDPFTRL):
     """Pays weights and leaves buffers as they are."""
 
-    def write_rows(self, table, ids, values):
-        return super().write_rows(table, ids, (values[0], *self.buffers.read(table.path, ids)))
+    debts_kind = ForgottenBuffers
 
 
 CASES = [("plain", 1), ("plain", 3), ("nesterov", 1), ("momentum", 2), ("decay", 2)]

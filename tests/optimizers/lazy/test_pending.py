@@ -25,6 +25,7 @@ from tfdp_rec.core.mechanism.pending import (
     choose_pending,
     step_on,
 )
+from tfdp_rec.core.mechanism.row_debts import RowDebts
 from tfdp_rec.core.mechanism.rules import Recursion
 from tfdp_rec.noise import KeyedNoise, NoiseSource
 from tfdp_rec.optimizers import LazyDPSGD
@@ -261,7 +262,8 @@ def test_after_a_release_no_noise_is_lost_in_the_totals_of_earlier_steps(momentu
             optimizer.tables[table.path].state.assign(np.zeros([40, 100]))
         for _ in range(3):
             slices = tf.IndexedSlices(tf.zeros([1, 100]), tf.constant([0], tf.int64))
-            optimizer.before_read(table, slices.indices)
+            if optimizer.pays_late:
+                optimizer.debts.settle_before_read(table, slices.indices)
             optimizer.apply(ClippedSum({table.path: slices}, tf.zeros([1]), tf.constant(1.0), tf.zeros([1])))
         optimizer.settle()
     noise, _ = effects(Recursion(momentum=momentum), 0, 3, [low] * 3, [1.0] * 3)
@@ -315,7 +317,7 @@ def trained(recursion, noise, mechanism=LazyDPSGD, sigma=1.0):
     for step in range(STEPS):
         optimizer.learning_rate = RATES[step]
         read = tf.constant([step, step, 2 * step], tf.int64)
-        optimizer.before_read(table, read)
+        optimizer.debts.settle_before_read(table, read)
         slices = tf.IndexedSlices(tf.zeros([3, WIDTH]), read)
         clipped = ClippedSum({table.path: slices}, tf.zeros([3]), tf.constant(2.0), tf.zeros([3]))
         optimizer.apply(clipped, upcoming={table.path: tf.constant([step + 1, 20, 20, -1, 99], tf.int64)})
@@ -341,17 +343,25 @@ class OneDrawForAllRows(Seeded):
         return tf.repeat(one, tf.size(request.rows), axis=0)
 
 
-class ForgetsTheLastStep(LazyDPSGD):
+class LastStepForgotten(RowDebts):
     def settle_all(self):
         for table in self.tables.values():
-            self.settle_rows({table.path: tf.range(table.rows, dtype=tf.int64)}, self.row_marks.now() - 1)
+            self.settle_rows({table.path: tf.range(table.rows, dtype=tf.int64)}, self.marks.now() - 1)
+
+
+class ForgetsTheLastStep(LazyDPSGD):
+    debts_kind = LastStepForgotten
+
+
+class MarkedBeforePaid(RowDebts):
+    def settle_rows(self, rows, now, by_mark=None):
+        for path, ids in rows.items():
+            self.marks.mark(path, ids, now)
+        super().settle_rows(rows, now, by_mark)
 
 
 class MarksBeforePaying(LazyDPSGD):
-    def settle_rows(self, rows, now, by_mark=None):
-        for path, ids in rows.items():
-            self.row_marks.mark(path, ids, now)
-        super().settle_rows(rows, now, by_mark)
+    debts_kind = MarkedBeforePaid
 
 
 @pytest.mark.slow_cases("momentum", "little momentum")

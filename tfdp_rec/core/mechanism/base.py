@@ -17,7 +17,7 @@ import contextlib
 import copy
 import dataclasses
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack, overload
 
 import keras
@@ -32,14 +32,15 @@ from tfdp_rec.core.ground.keras_internals import learning_rate_now, learning_rat
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism import checks
 from tfdp_rec.core.mechanism.arguments import Numbers, Planned
+from tfdp_rec.core.mechanism.dense import Dense, step_dense
 from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
 from tfdp_rec.core.mechanism.noise.gaussian import EntropyNoise
 from tfdp_rec.core.mechanism.noise.meeting import grid_of
 from tfdp_rec.core.mechanism.noise.secure import SecureNoise
 from tfdp_rec.core.mechanism.rules import Recursion, Rows, TableRule
 from tfdp_rec.core.mechanism.tables import Operations, Table, run_after
-from tfdp_rec.core.sensitivity.data_flow import ours
 from tfdp_rec.core.sensitivity.engine import ClippedSum
+from tfdp_rec.core.sensitivity.independence.reading import ours
 from tfdp_rec.core.sensitivity.weights import Auto, WeightRule, clip_and_rule
 
 
@@ -117,7 +118,6 @@ class Step:
     learning_rate: tf.Tensor
     pace: tf.Tensor
     upcoming: Mapping[str, tf.Tensor]
-    source: Source
     _moves: dict[str, tf.IndexedSlices] = dataclasses.field(default_factory=dict, init=False, repr=False)
     _rows: dict[str, Rows] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
@@ -145,15 +145,6 @@ class Step:
         if not isinstance(found, tf.IndexedSlices):
             raise ValueError(f"'{table.path}' is a table, but the clipped sum has a gradient of its whole shape.")
         return found
-
-
-@dataclasses.dataclass(frozen=True)
-class Dense:
-    """A variable that is no table, its velocity if SGD has one, and its number; no tuple, which Keras would save."""
-
-    number: int
-    variable: keras.Variable
-    velocity: keras.Variable | None
 
 
 class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
@@ -189,6 +180,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
     correlates_noise = False  # whether a plan of noise is paid for as a whole, and has one course
     keeper: Any = None  # the `TrainingCheckpoint` that keeps the states of this training
     pays_late = False  # whether rows may owe noise, so that nothing but a step may read them until they are settled
+    debts: Any = None  # what its rows owe, if it pays late: `RowDebts`
+    course: Any = None  # the plan of its noise, if that is correlated
 
     # C, the bound on each example's gradient norm; σ, in units of the sensitivity; B, what every step divides by.
     l2_norm_clip = ClipSetting()
@@ -241,12 +234,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         """How examples are weighed to keep to the clip."""
         return clip_and_rule(self.constructed_with["l2_norm_clip"])[1]
 
-    def take_rate(self, rate: tf.Tensor) -> None:
-        """Sets the learning rate, in the graph of a step; one that is a schedule stays."""
-        held = learning_rate_of(self)
-        if isinstance(held, keras.Variable):
-            resource(held).assign(tf.cast(rate, tf.float32))
-
     def dp_event(self) -> DpEvent:
         """The privacy event of one step on one batch, before any amplification by sampling."""
         if self.noise_multiplier == 0:
@@ -270,15 +257,23 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
                 f"{type(self).__name__} must know which variables are tables: call model.prepare(batch), or fit, which "
                 "finds out."
             )
+
+        def add_state(name: str, number: int, shape: Any) -> keras.Variable:
+            return self.add_variable(shape, dtype="float32", name=f"{name}_{number}")
+
         self.tables: dict[str, Table] = {}
         self.dense: dict[str, Dense] = {}
         for number, variable in enumerate(variables):
             if variable.path in tables:
                 checks.refuse_on_table(variable)
-                self.tables[variable.path] = self._table(number, variable)
+                recursion = checks.recursion_of_table(self, variable)
+                rule = self.table_rule or recursion
+                name, width = "velocity" if rule is recursion else "state", rule.state_width(variable.shape[1])
+                state = add_state(name, number, (variable.shape[0], width)) if width else None
+                self.tables[variable.path] = Table(number, variable, state, rule)
             else:
                 has_velocity = self.recursion.has_velocity and self.dense_optimizer is None
-                velocity = self._add_state("velocity", number, variable.shape) if has_velocity else None
+                velocity = add_state("velocity", number, variable.shape) if has_velocity else None
                 self.dense[variable.path] = Dense(number, variable, velocity)
         if self.dense_optimizer is not None:
             self.dense_optimizer.build([dense.variable for dense in self.dense.values()])
@@ -289,16 +284,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
                 with tf.init_scope():
                     self.plan.open(self)
         super().build(list(variables))
-
-    def _table(self, number: int, variable: keras.Variable) -> Table:
-        recursion = checks.recursion_of_table(self, variable)
-        rule = self.table_rule or recursion
-        name, width = "velocity" if rule is recursion else "state", rule.state_width(variable.shape[1])
-        state = self._add_state(name, number, (variable.shape[0], width)) if width else None
-        return Table(number, variable, state, rule)
-
-    def _add_state(self, name: str, number: int, shape: Any) -> keras.Variable:
-        return self.add_variable(shape, dtype="float32", name=f"{name}_{number}")
 
     def build_tables(self) -> None:
         """Makes what the mechanism keeps beside its tables: nothing, by default."""
@@ -330,29 +315,13 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         checks.refuse_data_beside_the_sum(self, variables)
         checks.refuse_replicas(tf.distribute.get_strategy())  # a fit may be within a strategy that `compile` was not in
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
-        admitted = require_all(*self.admission(clipped, source))
+        planned = [] if self.course is None else self.course.checks(source)
+        admitted = require_all(*_check_ticket(self, clipped), *planned)
         with ours(), tf.control_dependencies([clipped.norms]), run_after(admitted):
             with run_after(self.privacy_history.count(source) if self.counts_steps else []):
                 for observe in self.observers:
                     observe(clipped)
                 self._step(clipped, source, admitted, **kwargs)
-
-    def ticket(self) -> tuple[PrivateOptimizer, tf.Tensor]:
-        """The optimizer and the step that a clipped sum is taken for: these alone accept it."""
-        return self, tf.identity(self.step_number)
-
-    def admission(self, clipped: ClippedSum, source: Source) -> list[Check]:
-        """Checks of a clipped sum, and of where its batch came from, ahead even of counting the step."""
-        if clipped.ticket is None:
-            return []
-        optimizer, step = clipped.ticket
-        if optimizer is not self:
-            raise NotPrivate(f"The clipped sum was taken for another optimizer than this {type(self).__name__}.")
-        return [(step == self.step_number, _STALE)]
-
-    def apply_gradients(self, grads_and_vars: Any) -> None:
-        """Refused: see `apply`."""
-        self.apply(grads_and_vars)
 
     def _step(
         self,
@@ -369,54 +338,20 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         batch = depend_on(tf.constant(self.expected_batch_size, tf.float64), admitted)
         stddev = tf.constant(self.noise_multiplier, tf.float64) * tf.cast(clipped.sensitivity, tf.float64) / batch
         learning_rate = tf.cast(learning_rate_now(self), tf.float32)
-        pace = tf.ones_like(learning_rate) if self.table_rule else self.pace_of(learning_rate, stddev)
-        step = Step(clipped, batch, stddev, learning_rate, pace, upcoming or {}, source)
+        by_rate = learning_rate if self.debts is None else self.debts.pace_of(learning_rate, stddev)
+        pace = tf.ones_like(learning_rate) if self.table_rule else by_rate
+        step = Step(clipped, batch, stddev, learning_rate, pace, upcoming or {})
         # What is more than float32 holds is infinite, or no number, whatever noise is added to it.
         largest = tf.maximum(tf.abs(tf.cast(learning_rate, tf.float64)), 1.0) * tf.cast(clipped.sensitivity, tf.float64)
         held = (largest / tf.minimum(batch, 1.0) <= _LARGEST_MOVE) | (stddev == 0)
-        with run_after(require_all((held, _TOO_LARGE), *self.refusals(step))):
-            self.write(step, regularization or {})
-
-    def write(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
-        """All that a step writes, once nothing refuses it; `regularization` as in `apply`."""
-        for table in self.tables.values():
-            table.withhold()
-        self._step_dense(step, regularization)
-        self.step_tables(step)
-        self.iterations.assign_add(1)
-
-    def _step_dense(self, step: Step, regularization: Mapping[str, tf.Tensor]) -> None:
-        gradients, noisy = self._noisy_gradients(step), []
-        for path, dense in self.dense.items():
-            gradient = gradients[path]
-            if path in regularization:
-                gradient += tf.cast(regularization[path], tf.float32)
-            if self.dense_optimizer is not None:
-                noisy.append((tf.cast(gradient, dense.variable.dtype), dense.variable))
-                continue
-            kept = [dense.variable] if dense.velocity is None else [dense.variable, dense.velocity]
-            before = tuple(tf.cast(resource(variable), tf.float32) for variable in kept)
-            moved = self.recursion.step(before, -step.learning_rate * gradient, step.learning_rate)
-            for variable, value in zip(kept, moved, strict=True):
-                resource(variable).assign(tf.cast(value, variable.dtype))
-            if dense.variable.constraint is not None:
-                dense.variable.assign(dense.variable.constraint(dense.variable))
-        if self.dense_optimizer is not None and noisy:
-            self.dense_optimizer.apply_gradients(noisy)
-
-    def _noisy_gradients(self, step: Step) -> dict[str, tf.Tensor]:
-        """Gradients of all dense variables with their noise, in their shapes."""
-        one, grid, wanted = tf.zeros([1], tf.int64), grid_of(step.stddev), []
-        for path, dense in self.dense.items():
-            size = int(tf.TensorShape(dense.variable.shape).num_elements())
-            onto: tuple[tf.Tensor, ...] = ()
-            if path in step.clipped.gradients:
-                mean = tf.convert_to_tensor(step.clipped.scaled(path, 1.0 / step.batch_size))
-                onto = (tf.reshape(tf.cast(mean, tf.float32), [1, size]),)
-            wanted.append((path, Request(dense.number, one, size, step.stddev, onto, grid)))
-        made = self.meet(wanted, self.step_number) if wanted else []
-        shapes = [dense.variable.shape for dense in self.dense.values()]
-        return {path: tf.reshape(each, shape) for (path, _), (each, _), shape in zip(wanted, made, shapes, strict=True)}
+        refusals = [] if self.debts is None else self.debts.refusals(step)
+        within = contextlib.nullcontext() if self.course is None else self.course.writes_of_step(source)
+        with run_after(require_all((held, _TOO_LARGE), *refusals)), within:
+            for table in self.tables.values():
+                table.withhold()
+            step_dense(self, step, regularization or {})
+            self.step_tables(step)
+            self.iterations.assign_add(1)
 
     def meet(
         self, wanted: Sequence[tuple[str, Request]], number: tf.Tensor
@@ -440,65 +375,14 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         """Number of steps made, int64."""
         return tf.cast(resource(self.iterations), tf.int64)
 
-    def pace_of(self, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
-        """The learning rate of tables in a step of that rate and noise."""
-        del stddev
-        return learning_rate
-
-    def refusals(self, step: Step) -> Iterable[Check]:
-        """Checks that the step may be made, ahead of all it writes."""
-        return ()
-
     @abc.abstractmethod
     def step_tables(self, step: Step) -> None:
         """Updates the tables."""
 
-    # Pending noise: none, unless a mechanism says otherwise.
-
-    def before_read(self, variable: keras.Variable, ids: tf.Tensor) -> None:
-        """Called when rows of a table are about to be read by the model."""
-
     def settle(self) -> None:
         """Applies all noise that is owed, so that the weights may be released. Cheap when nothing is owed."""
-
-    def release(self) -> None:
-        """As `settle`, and lets the rows out, by the owner of the tables (`weights.py`)."""
-        self.settle()
-        if not self.built:
-            return
-        for owner in {vars(table.variable).get("private_weights") for table in self.tables.values()} - {None}:
-            owner.release()
-
-    def settle_all(self) -> None:
-        """As `settle`, as operations of the present graph."""
-
-    @property
-    def coarseness(self) -> float:
-        """How coarse the grid is that settling rounds all rows to, for ordering: the coarsest of a table comes last."""
-        return 0.0
-
-    def allow_steps(self, allowed: bool) -> None:
-        """Whether a step may be made now, if a plan of noise is kept in checkpoints; `fit` alone allows it."""
-        if self.correlates_noise and self.keeper is not None:
-            self.privacy_history.allow_steps(allowed)
-
-    # Training checkpoints, which hold settled states.
-
-    @property
-    def is_cut_short(self) -> bool:
-        """Whether a step or payment was cut short so that nothing can be settled: weights can only be replaced."""
-        return False
-
-    @property
-    def kept_variables(self) -> dict[str, tf.Variable]:
-        """Variables that a training checkpoint holds beside `variables`, by name; no release holds them."""
-        return {}
-
-    @contextlib.contextmanager
-    def restoring(self) -> Iterator[None]:
-        """A block in which all variables become those of a training checkpoint."""
-        with self.privacy_history.changing_plan():
-            yield
+        if self.debts is not None:
+            self.debts.settle()
 
     # Saving.
 
@@ -539,17 +423,17 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
             self.plan.accept(copied)
         return copied
 
-    def __copy__(self) -> PrivateOptimizer:
-        return copy.deepcopy(self)
+    __copy__ = copy.deepcopy
 
-    @classmethod
-    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> PrivateOptimizer:
-        """Rebuilds an optimizer from `get_config`."""
-        config = dict(config)
-        for key in ("learning_rate", "dense_optimizer", "table_rule", "preselection"):
-            if isinstance(config.get(key), dict):
-                config[key] = keras.saving.deserialize_keras_object(config[key], custom_objects=custom_objects)
-        return cls(**config)
+
+def _check_ticket(own: PrivateOptimizer, clipped: ClippedSum) -> list[Check]:
+    """Refuses a sum that was taken for another optimizer, and checks that it is of the present step."""
+    if clipped.ticket is None:
+        return []
+    optimizer, step = clipped.ticket
+    if optimizer is not own:
+        raise NotPrivate(f"The clipped sum was taken for another optimizer than this {type(own).__name__}.")
+    return [(step == own.step_number, _STALE)]
 
 
 _STALE = (

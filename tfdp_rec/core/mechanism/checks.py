@@ -73,7 +73,8 @@ def refuse_data_beside_the_sum(optimizer: Any, variables: Iterable[Any]) -> None
 
 
 def check_rule(optimizer: Any, rule: Any) -> TableRule | None:
-    """A rule for the tables, refused where the mechanism, its momentum or its decay cannot have it."""
+    """A rule for the tables, or its config, refused where the mechanism, its momentum or its decay cannot have it."""
+    rule = deserialize(rule)
     if rule is None:
         return None
     name, recursion = type(optimizer).__name__, optimizer.recursion
@@ -177,6 +178,11 @@ def recursion_of_table(optimizer: Any, variable: keras.Variable) -> Recursion:
 def serialize(part: Any) -> Any:
     """A schedule, an optimizer, a rule or a preselection for a config; None stays None."""
     return None if part is None else keras.saving.serialize_keras_object(part)
+
+
+def deserialize(part: Any) -> Any:
+    """The inverse of `serialize`; what is no config stays."""
+    return keras.saving.deserialize_keras_object(part) if isinstance(part, dict) else part
 
 
 def positive(name: str, value: float) -> float:

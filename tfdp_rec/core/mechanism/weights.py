@@ -38,7 +38,6 @@ from tfdp_rec.core.ground.keras_internals import (
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import WithheldRows, find_withheld, require_rows
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
-from tfdp_rec.core.sensitivity.data_flow import ours
 from tfdp_rec.core.sensitivity.rules import Rule, rule_for
 
 _OWNER = "private_weights"  # attribute of a variable, and of a model
@@ -91,7 +90,7 @@ class PrivateWeights:
             if found is not owner:
                 owner = found._absorb(owner)
             if guard and not isinstance(variable, _Guarded):
-                variable.__class__ = _guarded_class(type(variable))  # type: ignore[arg-type, assignment]
+                variable.__class__ = _guard_class(type(variable))  # type: ignore[arg-type, assignment]
         return owner
 
     def _absorb(self, other: PrivateWeights) -> PrivateWeights:
@@ -102,25 +101,8 @@ class PrivateWeights:
             vars(each)[_OWNER] = self
         return self
 
-    @staticmethod
-    def refuse_decay_beside_others(
-        optimizer: PrivateOptimizer, model: Any, tables: Iterable[keras.Variable]
-    ) -> None:
-        """Refuses an optimizer, before it is built, for tables that others train, if one of them makes them decay."""
-        # Decay also shrinks the noise of other optimizers, in another order if that comes late. The earlier optimizer
-        # of the same model has been settled and owes nothing.
-        for table in tables:
-            owner = vars(table).get(_OWNER)
-            others = [each for each, of in owner._owing(table) if of is not model] if owner else []
-            decays = any(each.recursion.weight_decay for each in (optimizer, *others))
-            if others and (decays or table.regularizer is not None):
-                raise NotPrivate(
-                    f"Table '{table.path}' is trained by several optimizers, and has a regularizer or one of them has "
-                    "weight_decay, for which the late noise of others is not that of DP-SGD: leave them out, or give "
-                    "each model a table of its own."
-                )
-
-    def _owing(self, variable: keras.Variable) -> list[tuple[PrivateOptimizer, Any]]:
+    def find_debtors(self, variable: keras.Variable) -> list[tuple[PrivateOptimizer, Any]]:
+        """The optimizers that may owe noise to a table, each with its model."""
         # By identity: two models may have tables of one path.
         found = ((each.tables.get(variable.path), (each, model)) for each, model in self._trained)
         return [pair for table, pair in found if table is not None and table.variable is variable]
@@ -149,18 +131,18 @@ class PrivateWeights:
     @contextlib.contextmanager
     def in_step(self) -> Iterator[None]:
         """A block for a step's own work, whose reads are not checked: it settles each row before it reads it."""
-        with self._within("steps"):
+        with self._enter("steps"):
             yield
 
     @contextlib.contextmanager
     def exporting(self) -> Iterator[None]:
         """Releases, and traces without checks in the block: the graphs leave training for good."""
         self.release_outside_steps()
-        with self._within("exports"):
+        with self._enter("exports"):
             yield
 
     @contextlib.contextmanager
-    def _within(self, kind: str) -> Iterator[None]:
+    def _enter(self, kind: str) -> Iterator[None]:
         several = vars(_HERE).setdefault(kind, [])
         several.append(self._models)
         try:
@@ -177,17 +159,11 @@ class PrivateWeights:
         """Whether the present reads are a step's own."""
         return self._is_within("steps")
 
-    def withhold(self) -> None:
-        """Withholds the rows of all tables that may owe noise."""
-        for variable in self._variables:
-            if (places := find_withheld(variable)) is not None:
-                places.withhold()
-
-    def before_read(self, variable: keras.Variable, ids: tf.Tensor) -> None:
+    def settle_before_read(self, variable: keras.Variable, ids: tf.Tensor) -> None:
         """Settles rows of a table, for all optimizers that owe them noise, before a step reads them."""
-        with ours():
-            for optimizer, _ in self._owing(variable):
-                optimizer.before_read(variable, ids)
+        for optimizer, _ in self.find_debtors(variable):
+            if optimizer.debts is not None:
+                optimizer.debts.settle_before_read(variable, ids)
 
     # The way out.
 
@@ -219,7 +195,7 @@ class PrivateWeights:
         """Draws all noise that is owed to the tables; the rows stay where they are."""
         self._refuse_other_threads()
         # Each rounds all rows to its own grid. Were the finest last, rows that owe it nothing would show by theirs.
-        for optimizer in sorted((optimizer for optimizer, _ in self._trained), key=lambda one: one.coarseness):
+        for optimizer in sorted((optimizer for optimizer, _ in self._trained), key=_find_coarseness):
             optimizer.settle()
 
     def _refuse_other_threads(self) -> None:
@@ -240,6 +216,22 @@ class PrivateWeights:
             require_rows(variable, _WITHHELD.format(variable.path))
 
 
+def refuse_decay_beside_others(optimizer: PrivateOptimizer, model: Any, tables: Iterable[keras.Variable]) -> None:
+    """Refuses an optimizer, before it is built, for tables that others train, if one of them makes them decay."""
+    # Decay also shrinks the noise of other optimizers, in another order if that comes late. The earlier optimizer
+    # of the same model has been settled and owes nothing.
+    for table in tables:
+        owner = vars(table).get(_OWNER)
+        others = [each for each, of in owner.find_debtors(table) if of is not model] if owner else []
+        decays = any(each.recursion.weight_decay for each in (optimizer, *others))
+        if others and (decays or table.regularizer is not None):
+            raise NotPrivate(
+                f"Table '{table.path}' is trained by several optimizers, and has a regularizer or one of them has "
+                "weight_decay, for which the late noise of others is not that of DP-SGD: leave them out, or give "
+                "each model a table of its own."
+            )
+
+
 def owners_of(model: Any) -> list[PrivateWeights]:
     """The owners of a model's weights."""
     several = [model.private_weights, *(vars(variable).get(_OWNER) for variable in model.variables)]
@@ -252,6 +244,11 @@ def may_be_table(layer: keras.layers.Layer) -> bool:
     return rule is not None and type(rule).tables is not Rule.tables
 
 
+def _find_coarseness(optimizer: PrivateOptimizer) -> float:
+    """How coarse the grid is that settling rounds all rows to."""
+    return 0.0 if optimizer.debts is None else float(optimizer.debts.marks.largest.numpy())
+
+
 def _builds_function() -> bool:
     return tf.compat.v1.get_default_graph().building_function
 
@@ -261,7 +258,7 @@ class _Guarded:
 
 
 @functools.cache
-def _guarded_class(kind: type) -> type:
+def _guard_class(kind: type) -> type:
     # Keras reads its variables through one attribute, here a property that checks. The class of the object itself is
     # exchanged: layers and functions hold this object already, so that a wrapper would come too late.
     def read(variable: Any) -> Any:

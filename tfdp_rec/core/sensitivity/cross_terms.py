@@ -84,27 +84,26 @@ _INNER_PRODUCTS: dict[tuple[type, type], Callable[..., tf.Tensor]] = {
 }
 
 
-def _inner_product(a: Factor, b: Factor) -> tf.Tensor:
-    """The inner product of each example's two gradients, `[batch]`."""
+def _find_product(a: Factor, b: Factor) -> Callable[[], tf.Tensor] | None:
+    """What gives the inner product of each example's two gradients, `[batch]`; None for kinds that have none."""
     for left, right in ((a, b), (b, a)):
         if (type(left), type(right)) in _INNER_PRODUCTS:
-            return _INNER_PRODUCTS[type(left), type(right)](left, right)
-    return tf.reduce_sum(a.dense().values * b.dense().values)  # raises, with the reason: `merge` left no other pair
+            return functools.partial(_INNER_PRODUCTS[type(left), type(right)], left, right)
+    return None
 
 
 def merge(factors: Sequence[Factor]) -> list[Factor]:
     """One factor of each mergeable kind, from all the factors of one variable."""
     # Kinds without an inner product are formed and added: the sum must be of the same numbers as the norm.
-    kinds = dict.fromkeys(type(f) for f in factors if f.mergeable)
-    merged = [kind.merge([f for f in factors if type(f) is kind]) for kind in kinds]
+    kinds: dict[type[Factor], list[Factor]] = {}
+    for factor in factors:
+        if factor.mergeable:
+            kinds.setdefault(type(factor), []).append(factor)
+    merged = [own[0] if len(own) == 1 else kind.merge(own) for kind, own in kinds.items()]
     apart = merged + [f for f in factors if not f.mergeable]
-    if len(apart) > 1 and not all(_have_product(a, b) for a, b in itertools.combinations(apart, 2)):
+    if not all(_find_product(a, b) for a, b in itertools.combinations(apart, 2)):
         return [PerExample.merge([f.dense() for f in apart])]
     return apart
-
-
-def _have_product(a: Factor, b: Factor) -> bool:
-    return (type(a), type(b)) in _INNER_PRODUCTS or (type(b), type(a)) in _INNER_PRODUCTS
 
 
 def measure(factors: Sequence[Factor]) -> tuple[tf.Tensor, tf.Tensor]:
@@ -121,7 +120,9 @@ def _norm_of_several(factors: Sequence[Factor], reach: tf.Tensor) -> tf.Tensor:
     # ‖Σ_a g_a‖² = Σ_a ‖g_a‖² + 2 Σ_{a<b} ⟨g_a, g_b⟩, rounded up by what cancelling terms may lose of reach².
     square = tf.add_n([tf.square(f.norm()) for f in factors])
     for a, b in itertools.combinations(factors, 2):
-        square += 2 * _inner_product(a, b)
+        product = _find_product(a, b)
+        assert product is not None, "`merge` leaves no other pairs"
+        square += 2 * product()
     lost = sum((_additions(f) for f in factors), 8.0 + len(factors) ** 2) * float_sums.unit(square.dtype)
     return root(square + lost * tf.square(reach))
 
@@ -150,7 +151,7 @@ def weighted_sum(factors: Sequence[Factor], weights: tf.Tensor, depth: Depth) ->
     def add_up_in_float64() -> tuple[tf.Tensor, ...]:
         # Where an example's parts cancel, the sums of the factors may be far larger than their total: not one of them
         # may be rounded to float32 by itself.
-        *ids, total = add_up([factor.in_float64() for factor in factors], tf.constant(_ANY, tf.float64))
+        *ids, total = add_up([factor.to_float64() for factor in factors], tf.constant(_ANY, tf.float64))
         return (*ids, tf.cast(total, factors[0].tensors[0].dtype))
 
     first: Any = factors[0]

@@ -7,18 +7,16 @@ written and read again. Writes of this package's own step are clipped and noised
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
 from tfdp_rec.core.ground.keras_internals import function_graph, resource_key
 from tfdp_rec.core.ground.refused import NotPrivate
-from tfdp_rec.core.sensitivity.independence.reading import outermost
+from tfdp_rec.core.sensitivity.independence.reading import find_functions, is_ours, outermost
 from tfdp_rec.core.sensitivity.independence.refusals import users_line
 
-_OURS = "_tfdp_rec_ours"
 _READS = frozenset(
     """
     ReadVariableOp ResourceGather ResourceGatherNd VariableShape VarIsInitializedOp DisableCopyOnRead LookupTableFindV2
@@ -29,19 +27,6 @@ _READS = frozenset(
 """Operations that do not change their resource; summaries are among them, since like metrics they are not released."""
 _OUT = {**dict.fromkeys(("PyFunc", "EagerPyFunc", "PyFuncStateless"), "Python code"), "Assert": "an assertion"}
 """Operations by which something leaves the graph; an assertion tells it by ending the training."""
-
-
-@contextlib.contextmanager
-def ours() -> Iterator[None]:
-    """Marks operations as parts of this package's own step: their writes are clipped and noised."""
-    if tf.executing_eagerly():
-        yield
-        return
-    graph: Any = tf.compat.v1.get_default_graph()
-    start = len(graph.get_operations())
-    yield
-    for operation in graph.get_operations()[start:]:
-        setattr(operation, _OURS, True)
 
 
 class DataFlow:
@@ -68,7 +53,7 @@ class DataFlow:
         """One pass over a graph; `always` if the values decide whether, or how often, it runs."""
         handles = {id(inner): outermost(tensor) for tensor, inner in getattr(graph, "captures", ())} | given
         for operation in graph.get_operations()[start:]:
-            inputs, mine = list(operation.inputs), getattr(operation, _OURS, False)
+            inputs, mine = list(operation.inputs), is_ours(operation)
             resources = [handles.get(id(t)) for t in inputs if t.dtype == tf.resource]
             reached = always or any(id(t) in self._reached for t in inputs)
             functions = [] if mine else _functions_of(graph, operation)
@@ -110,9 +95,8 @@ _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
 
 def _functions_of(graph: Any, operation: Any) -> list[tuple[Any, list[Any]]]:
     """(graph, arguments) of every function that an operation calls."""
-    several = [one for value in operation.node_def.attr.values() for one in (value.func, *value.list.func)]
     arguments = list(operation.inputs)[operation.type in _BRANCHES :]
-    return [(function_graph(graph, one.name), arguments) for one in several if one.name]
+    return [(function_graph(graph, name), arguments) for name in find_functions(operation)]
 
 
 def refuse_writes(

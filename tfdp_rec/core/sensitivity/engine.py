@@ -32,7 +32,7 @@ from tfdp_rec.core.sensitivity.recorder import (
     record_calls,
     refuse_unrecorded,
     secret_seeds,
-    settle_owned,
+    settle_by_owner,
 )
 from tfdp_rec.core.sensitivity.rules import Call
 from tfdp_rec.core.sensitivity.step_reading import CallRead, StepReading
@@ -134,7 +134,7 @@ def collect(
     """The factors of every trainable variable from one backward pass; refused if `reading` finds examples mixed."""
     # Losses of rows that are not counted, being repeated or of no data, are not differentiated.
     gradients, direct = recorder.differentiate(losses, None if counted is None else tf.cast(counted, losses.dtype))
-    read = reading.read(recorder.calls, losses, gradients, recorder.settling)
+    read = reading.read(recorder.calls, losses, gradients)
     collected: Factors = {}
     covered: set[str] = set()
     for one in read:
@@ -239,7 +239,7 @@ class Clipping:
     model: keras.Model
     loss: Callable[[Any], tf.Tensor]
     l2_norm_clip: tf.Tensor
-    before_read: BeforeRead = settle_owned
+    before_read: BeforeRead = settle_by_owner
     rule: WeightRule = clip_weight
     present: tf.Tensor | None = None
 
@@ -256,9 +256,16 @@ class Clipping:
         """The same sum with the layers' own seeds, which is not private."""
         if tf.executing_eagerly():
             raise RuntimeError("A clipped sum needs a graph, which is read for mixed examples: use traced(...).")
+        refuse_other_arithmetic()
         shared = shared_inputs(self.model)
         batch, counted = given = hide_batch_axis(self._rows(tf.nest.map_structure(_here, batch), share), shared)
-        return self._sum(batch, counted, share, StepReading(self.model, given, shared))
+        size, reading = self.batch_size(batch), StepReading(self.model, given, shared)
+        with tf.GradientTape(watch_accessed_variables=False) as tape:
+            with record_calls(self.model, tape, self.before_read) as recorder:
+                losses = check_losses(self.loss(batch), size)
+        refuse_unrecorded(self.model, recorder.calls, recorder.direct)
+        collected = collect(recorder, losses, reading, counted)
+        return clip(collected, losses, self.l2_norm_clip, share, counted, self.rule)
 
     def _rows(self, batch: Any, share: Share | None) -> tuple[Any, tf.Tensor]:
         """A batch of whole vectors of rows, and whether each of them counts, `[rows]`."""
@@ -269,16 +276,6 @@ class Clipping:
         size = self.batch_size(batch)
         present = tf.fill([size], True) if self.present is None else _here(self.present)
         return repeated, tf.pad(present, [[0, self.batch_size(repeated) - size]])
-
-    def _sum(self, batch: Any, counted: tf.Tensor, share: Share | None, reading: StepReading) -> ClippedSum:
-        refuse_other_arithmetic()
-        size = self.batch_size(batch)
-        with tf.GradientTape(watch_accessed_variables=False) as tape:
-            with record_calls(self.model, tape, self.before_read) as recorder:
-                losses = check_losses(self.loss(batch), size)
-        refuse_unrecorded(self.model, recorder.calls, recorder.direct)
-        collected = collect(recorder, losses, reading, counted)
-        return clip(collected, losses, self.l2_norm_clip, share, counted, self.rule)
 
 
 def clip(

@@ -188,7 +188,7 @@ class Factor(abc.ABC):
         """Σ_b weights[b] · gradient of example b, in the variable's shape; distinct rows if sparse."""
 
     @abc.abstractmethod
-    def in_float64(self) -> Factor:
+    def to_float64(self) -> Factor:
         """The same numbers in float64, and so their weighted sum."""
 
     def reads(self) -> Reads:
@@ -229,7 +229,7 @@ class PerExample(Factor):
         added = float_sums.examples(_flat(_weigh(weights, self.values)), depth.whole)
         return tf.ensure_shape(tf.reshape(added, shape), self.values.shape[1:])
 
-    def in_float64(self) -> PerExample:
+    def to_float64(self) -> PerExample:
         return PerExample(tf.cast(self.values, tf.float64))
 
     def dense(self) -> PerExample:
@@ -246,8 +246,6 @@ class Outer(Factor):
 
     @classmethod
     def merge(cls, factors: Sequence[Outer]) -> Outer:  # type: ignore[override]
-        if len(factors) == 1:
-            return factors[0]
         x, g = (tf.concat([add_position_axis(v) for v in each], axis=1) for each in zip(*((f.x, f.g) for f in factors)))
         return cls(x, g, factors[0].assemble)
 
@@ -305,7 +303,7 @@ class Outer(Factor):
         """The same factor of other numbers."""
         return Outer(x, g, self.assemble)
 
-    def in_float64(self) -> Outer:
+    def to_float64(self) -> Outer:
         return self.rebuild(tf.cast(self.x, tf.float64), tf.cast(self.g, tf.float64))
 
     def dense(self) -> PerExample:
@@ -326,8 +324,6 @@ class Rows(Factor):
 
     @classmethod
     def merge(cls, factors: Sequence[Rows]) -> Rows:  # type: ignore[override]
-        if len(factors) == 1:
-            return factors[0]
         ids = tf.concat([f.ids for f in factors], axis=1)
         return cls(ids, tf.concat([f.g for f in factors], axis=1), factors[0].shape)
 
@@ -353,7 +349,7 @@ class Rows(Factor):
         ids, added = float_sums.rows(tf.reshape(self.ids, [-1]), values, places, depth.whole)
         return tf.IndexedSlices(added, ids, tf.constant(self.shape, tf.int64))
 
-    def in_float64(self) -> Rows:
+    def to_float64(self) -> Rows:
         return Rows(self.ids, tf.cast(self.sums, tf.float64), self.shape)
 
     def reads(self) -> Reads:

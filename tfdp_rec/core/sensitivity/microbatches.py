@@ -16,7 +16,7 @@ import tensorflow as tf
 from tfdp_rec.core.sensitivity import float_sums
 from tfdp_rec.core.sensitivity.batches import hide_batch_axis, map_examples, tensors
 from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping, Share, run_as_graph, shared_inputs
-from tfdp_rec.core.sensitivity.recorder import settle_owned
+from tfdp_rec.core.sensitivity.recorder import settle_by_owner
 from tfdp_rec.core.sensitivity.weights import Auto, clip_and_rule
 
 SumOf = Callable[[Clipping, Any, Any], ClippedSum]
@@ -75,7 +75,7 @@ def clipped_sum(
     if microbatch_size is not None and microbatch_size < 1:
         raise ValueError(f"microbatch_size must be at least 1, got {microbatch_size}.")
     loss = functools.partial(model.per_example_loss, training=training)
-    clipping = Clipping(model, loss, tf.constant(bound), settle_owned, rule)
+    clipping = Clipping(model, loss, tf.constant(bound), settle_by_owner, rule)
 
     def run(batch: Any) -> ClippedSum:
         batch = hide_batch_axis(batch, shared_inputs(model))
@@ -84,7 +84,9 @@ def clipped_sum(
         return in_parts(clipping, batch, microbatch_size)
 
     # Taken before the step is computed: a sum is good for the optimizer's present step alone.
-    ticket = getattr(getattr(model, "optimizer", None), "ticket", lambda: None)()
+    optimizer = getattr(model, "optimizer", None)
+    step = getattr(optimizer, "step_number", None)
+    ticket = None if step is None else (optimizer, tf.identity(step))
     return dataclasses.replace(run_as_graph(run, tensors(batch), shared_inputs(model)), ticket=ticket)
 
 

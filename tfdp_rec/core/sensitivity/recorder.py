@@ -34,6 +34,7 @@ from tfdp_rec.core.ground.keras_internals import (
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.system_words import system_words
 from tfdp_rec.core.sensitivity import rules
+from tfdp_rec.core.sensitivity.independence.reading import ours
 from tfdp_rec.core.sensitivity.independence.refusals import cause, sentence, users_line
 from tfdp_rec.core.sensitivity.own_rows import own_rows
 from tfdp_rec.core.sensitivity.rules import Call
@@ -46,11 +47,11 @@ def settle_nothing(variable: keras.Variable, ids: tf.Tensor) -> None:
     """Settles nothing: for optimizers without pending noise."""
 
 
-def settle_owned(variable: keras.Variable, ids: tf.Tensor) -> None:
+def settle_by_owner(variable: keras.Variable, ids: tf.Tensor) -> None:
     """Settles rows that are about to be read, by the owner of their table; a table that is not private has none."""
     # By name: `PrivateWeights` is on a higher floor.
     if (owner := vars(variable).get("private_weights")) is not None:
-        owner.before_read(variable, ids)
+        owner.settle_before_read(variable, ids)
 
 
 class Unit(NamedTuple):
@@ -61,40 +62,25 @@ class Unit(NamedTuple):
     refusal: str = ""
 
 
-def units(model: keras.Model) -> list[tuple[keras.layers.Layer, rules.Rule]]:
-    """The outermost layers that a rule covers, each with its rule; raises `NotPrivate` for the first refused one."""
-    found = []
-    for unit in units_and_refusals(model):
-        if unit.rule is None:
-            raise NotPrivate(unit.refusal)
-        found.append((unit.layer, unit.rule))
-    return found
-
-
 def units_and_refusals(model: keras.Model) -> list[Unit]:
     """All units of a model, the refused ones first."""
     whys = [(layer, rules.refusal(layer)) for layer in layers_within(model)]
     refused = [Unit(one, None, f"Layer '{one.name}' ({type(one).__name__}) {why}.") for one, why in whys if why]
-    seen = {id(unit.layer) for unit in refused}
-    found: list[Unit] = []
+    found = {id(unit.layer): unit for unit in refused}
 
     # From the outermost layer inwards: a layer that a rule covers is recorded as a whole, its parts are not.
     def visit(layer: keras.layers.Layer) -> None:
-        if not layer.trainable_variables or id(layer) in seen:
+        if not layer.trainable_variables or id(layer) in found:
             return
         rule = rules.rule_for(layer)
-        if rule is None and own_weights(layer) and layer is not model:
-            seen.add(id(layer))
-            found.append(_unit_without_rule(layer))
-        elif rule is not None:
-            seen.add(id(layer))
-            found.append(Unit(layer, rule))
+        if rule is not None or (own_weights(layer) and layer is not model):
+            found[id(layer)] = Unit(layer, rule) if rule is not None else _unit_without_rule(layer)
         else:
             for child in parts(layer):
                 visit(child)
 
     visit(model)
-    return [*refused, *sorted(found, key=lambda unit: unit.rule is not None)]
+    return sorted(found.values(), key=lambda unit: unit.rule is not None)
 
 
 def _unit_without_rule(layer: keras.layers.Layer) -> Unit:
@@ -114,23 +100,22 @@ def _unit_without_rule(layer: keras.layers.Layer) -> Unit:
 class Recording:
     """The calls made while recording, and a tape of the variables that are read outside all calls."""
 
-    def __init__(
-        self,
-        tape: tf.GradientTape | None,
-        before_read: BeforeRead,
-        direct: Sequence[keras.Variable] = (),
-    ):
+    def __init__(self, model: keras.Model, tape: tf.GradientTape | None, before_read: BeforeRead):
         self.calls: list[Call] = []
-        self.direct = list(direct)  # the model's own weights, which its loss reads itself
+        self.direct = own_weights(model)  # which its loss reads itself
+        if tape is not None:
+            tape.watch([rules.resource(v) for v in self.direct])
         self.outside = tf.GradientTape()  # stopped during each recorded call
-        self.settling: set[int] = set()  # numbers of the operations that settle rows before they are read
-        self._tape, self._before_read = tape, before_read
+        self._model, self._tape, self._before_read = model, tape, before_read
         self._within = False
         self._read_within: list[tuple[keras.layers.Layer, set[int]]] = []  # the variables that a layer's call reads
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
-        self._began = self._count_operations()
+        self._began = 0 if self._graph is None else len(self._graph.get_operations())
 
-    def run(self, layer: keras.layers.Layer, rule: rules.Rule, original: Callable[..., Any], args: Any, kw: Any) -> Any:
+    def run(self, unit: Unit, original: Callable[..., Any], args: Any, kw: Any) -> Any:
+        """Runs a layer by its rule, and notes the call."""
+        layer, rule = unit.layer, unit.rule
+        assert rule is not None
         if self._within:  # part of a layer that is recorded whole
             return original(*args, **kw)
         if not tf.executing_eagerly() and tf.compat.v1.get_default_graph() is not self._graph:
@@ -141,7 +126,8 @@ class Recording:
         call = Call(layer, rule, args, kw)
         self._within = True
         try:
-            hooks = rules.Hooks(lambda t: self._watch(call, t), self._settle)
+            # Settling rows is no part of the loss that is read.
+            hooks = rules.Hooks(lambda t: self._watch(call, t), ours()(self._before_read))
             with self.outside.stop_recording(), tf.GradientTape() as inside:
                 output = rule.run(call, original, hooks)
         finally:
@@ -150,20 +136,11 @@ class Recording:
         self.calls.append(call)
         return output
 
-    def _settle(self, variable: keras.Variable, ids: tf.Tensor) -> None:
-        """Settles rows that are about to be read, and notes the operations: they are not part of the loss."""
-        start = self._count_operations()
-        self._before_read(variable, ids)
-        self.settling.update(range(start, self._count_operations()))
-
-    def _count_operations(self) -> int:
-        return 0 if self._graph is None else len(self._graph.get_operations())
-
-    def refuse_reads_outside(self, model: keras.Model) -> None:
+    def refuse_reads_outside(self) -> None:
         """Refuses variables that are read outside their layer's call, as in `matmul(h, layer.kernel)`."""
         read = {id(variable) for variable in self.outside.watched_variables()}
         own = {id(variable) for variable in self.direct}
-        others = [v for v in model.trainable_variables if id(v) not in own]
+        others = [v for v in self._model.trainable_variables if id(v) not in own]
         for layer, inside in self._read_within:  # a rule gives the gradient of its layer's variables alone
             of_layer = {id(variable) for variable in layer.trainable_variables}
             if strange := [v.path for v in others if id(rules.resource(v)) in inside and id(v) not in of_layer]:
@@ -218,13 +195,16 @@ def record_calls(
 ) -> Iterator[Recording]:
     """Records calls of all layers with weights, for the length of the block."""
     refuse_duplicate_paths(model)
-    found = units(model)
-    recorder = Recording(tape, before_read, watch_own_weights(model, tape))
-    runs = [(layer, functools.partial(recorder.run, layer, rule)) for layer, rule in found]
+    units = units_and_refusals(model)
+    for unit in units:
+        if unit.rule is None:
+            raise NotPrivate(unit.refusal)
+    recorder = Recording(model, tape, before_read)
+    runs = [(unit.layer, functools.partial(recorder.run, unit)) for unit in units]
     with replace_calls(runs), recorder.outside:
         yield recorder
     refuse_added_losses(model)
-    recorder.refuse_reads_outside(model)
+    recorder.refuse_reads_outside()
 
 
 @contextlib.contextmanager
@@ -244,14 +224,6 @@ def replace_calls(runs: Sequence[tuple[keras.layers.Layer, Callable[..., Any]]])
             layer.__dict__.pop("call", None)
             if before is not None:
                 layer.__dict__["call"] = before
-
-
-def watch_own_weights(model: keras.Model, tape: tf.GradientTape | None) -> list[keras.Variable]:
-    """The weights of the model itself, watched by the tape."""
-    own = own_weights(model)
-    if tape is not None:
-        tape.watch([rules.resource(v) for v in own])
-    return own
 
 
 def refuse_duplicate_paths(model: keras.Model) -> None:

@@ -559,26 +559,22 @@ class UniversalRule(Rule):
         variables = call.layer.trainable_variables
         flat = tf.nest.flatten((call.args, call.kwargs))
         batched = [i for i, value in enumerate(flat) if tf.is_tensor(value) and value.shape.rank]
-        inputs = tuple(self._check_batch_axis(call, flat[i], gradients[0]) for i in batched)
-        drawn = [mask for mask in call.masks if mask is not None]
-        masks = tuple(self._check_batch_axis(call, mask, gradients[0]) for mask in drawn)
-        around = call.surroundings
+        around, masks = call.surroundings, tuple(mask for mask in call.masks if mask is not None)
         assert around is not None
-        padding = {i: self._check_batch_axis(call, mask, gradients[0]) for i, mask in around.masks.items()}
+        parts = (tuple(flat[i] for i in batched), masks, around.masks)
+        check = functools.partial(self._check_batch_axis, call, gradients[0])
+        inputs, masks, padding = tf.nest.map_structure(check, parts)
 
         def gradient_of_one(example: Any) -> list[tf.Tensor]:
-            values, outputs = list(flat), [g[None] for g in example[1]]
-            own = [mask[None] for mask in example[2]]
-            left = iter(own)
+            own, outputs, drawn, there = tf.nest.map_structure(lambda row: row[None], example)
+            left, given = iter(drawn), dict(zip(batched, own))
             again = iter([mask if mask is None else next(left) for mask in call.masks])
-            for i, value in zip(batched, example[0]):
-                values[i] = value[None]
-            there = {i: mask[None] for i, mask in example[3].items()}
+            values = [given.get(i, value) for i, value in enumerate(flat)]
             args, kwargs = tf.nest.pack_sequence_as((call.args, call.kwargs), values)
             sources = [resource(v) for v in variables]
-            given = [*values, *outputs, *own, *there.values()]
+            known = [*values, *outputs, *drawn, *there.values()]
             dropping = _replace_dropout(call.layer, lambda part, x, training: next(again))
-            with _note_inputs(call, given), dropping, around.again(values, there):
+            with _note_inputs(call, known), dropping, around.again(values, there):
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch(sources)
                     output = tf.nest.flatten(call.layer(*args, **kwargs))
@@ -595,7 +591,7 @@ class UniversalRule(Rule):
             yield variable, factors.PerExample(values[:count])
 
     @staticmethod
-    def _check_batch_axis(call: Call, value: tf.Tensor, output: tf.Tensor) -> tf.Tensor:
+    def _check_batch_axis(call: Call, output: tf.Tensor, value: tf.Tensor) -> tf.Tensor:
         """`value`, refused if its first axis is not the batch: it would be split among the examples."""
         message = f"Layer '{call.layer.name}' {NO_ROWS}."
         if value.shape[0] is not None:

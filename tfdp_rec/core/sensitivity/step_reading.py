@@ -59,31 +59,29 @@ class StepReading:
         for leaf in self._leaves:
             refuse_padding(leaf)
 
-    def read(
-        self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], own: Any
-    ) -> list[CallRead]:
+    def read(self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor]) -> list[CallRead]:
         """The calls, with gradients by example; raises `NotPrivate` if examples are mixed."""
-        self._seen = self._walk(own)
-        self._require(losses, "the loss", ONE)
-        return [read() for read in self._readings(calls, losses, gradients)]
+        faults, read = self._find_faults(calls, losses, gradients)
+        for fault in faults:
+            raise fault
+        return read
 
     def read_rows(self, tensor: tf.Tensor, subject: str) -> None:
         """Raises `NotPrivate` unless a tensor has a row for each example, made of that example alone."""
-        self._seen = self._walk(())
-        self._require(tensor, subject, ONE)
+        self._seen = self._walk()
+        self._seen.require_rows(tensor, subject)
 
     def refusals(
-        self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], known: Iterable[Any]
+        self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], known: Sequence[Any]
     ) -> tuple[list[NotPrivate], list[CallRead]]:
         """All refusals of `read`, each operation at fault once, and the calls that are not refused."""
         # An operation at fault is then taken for what it should have been, and the step is read again, until no new
         # fault is found. A fault of a gradient follows from one of the forward pass, and counts only without one.
         forgiven = {id(operation): operation for operation in known}
-        faulty = bool(forgiven)
         refusals: dict[Any, NotPrivate] = {}
         for _ in range(_MOST_FAULTS):
             new = {}
-            faults, read = self._faults(calls, losses, gradients, list(forgiven.values()))
+            faults, read = self._find_faults(calls, losses, gradients, list(forgiven.values()))
             for fault in faults:
                 if fault.operation is None:
                     refusals.setdefault(str(fault), fault)
@@ -95,10 +93,10 @@ class StepReading:
             if new.keys() <= forgiven.keys():
                 break
             forgiven |= new
-        follows = [fault for fault in refusals.values() if fault.operation is not None and is_gradient(fault.operation)]
-        others = [fault for fault in refusals.values() if not any(fault is one for one in follows)]
-        faulty |= any(fault.operation is not None for fault in others)
-        return (others if faulty else list(refusals.values())), read
+        every = list(refusals.values())
+        others = [fault for fault in every if fault.operation is None or not is_gradient(fault.operation)]
+        faulty = known or any(fault.operation is not None for fault in others)
+        return (others if faulty else every), read
 
     def walk_to(self, tensor: tf.Tensor) -> Walk:
         """The reading of a tensor and of the operations that it is computed by."""
@@ -108,21 +106,22 @@ class StepReading:
             made |= {id(op) for op in before}
             todo += before
         operations = self._graph.get_operations()
-        return self._walk([number for number, op in enumerate(operations) if id(op) not in made])
+        return self._walk(skipped=[number for number, op in enumerate(operations) if id(op) not in made])
 
-    def _faults(
-        self, calls: Any, losses: Any, gradients: Any, forgiven: list[Any]
+    def _find_faults(
+        self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], forgiven: Sequence[Any] = ()
     ) -> tuple[list[NotPrivate], list[CallRead]]:
         """The refusals of a reading that excuses the `forgiven` operations, and the calls that are not refused."""
         faults: list[NotPrivate] = []
         read: list[CallRead] = []
-        # Every part is read by itself, so that a refusal of one does not hide those of others.
-        parts: list[Callable[[], Any]] = [lambda: self._require(losses, "the loss", ONE)]
-        parts += self._readings(calls, losses, gradients)
         try:
-            self._seen = self._walk((), forgiven)
+            self._seen = self._walk(forgiven)
         except NotPrivate as refusal:
             return [refusal], read
+        # Every part is read by itself, so that a refusal of one does not hide those of others.
+        left, size = iter(gradients), tf.shape(losses)[0]
+        parts: list[Callable[[], Any]] = [lambda: self._seen.require_rows(losses, "the loss")]
+        parts += [functools.partial(self._read_call, call, [next(left) for _ in call.watched], size) for call in calls]
         for part in parts:
             try:
                 found = part()
@@ -137,24 +136,17 @@ class StepReading:
             raise NotPrivate(f"Rows of '{variable.path}' are read outside a layer; make it a keras.layers.Embedding.")
         return GradientShares(self._seen, f"the gradient of '{variable.path}'").find(gradient)
 
-    def _readings(
-        self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor]
-    ) -> list[Callable[[], CallRead]]:
-        """For each call a function that reads it."""
-        left, size = iter(gradients), tf.shape(losses)[0]
-        return [functools.partial(self._read_call, call, [next(left) for _ in call.watched], size) for call in calls]
-
     def _read_call(self, call: Call, gradients: list[tf.Tensor], size: tf.Tensor) -> CallRead:
         name = f"layer '{call.layer.name}'"
         if any(isinstance(self._seen.value(t), Shared) for t in call.watched):
             return self._read_shared_call(call, gradients, size)
         rows = None
         for tensor, gradient in zip(call.watched, gradients):
-            rows = self._require(tensor, f"the output of {name}", rows).inner
-            self._require(gradient, f"the gradient of {name}", rows)
-        for tensor in self._inputs(call):
+            rows = self._seen.require_rows(tensor, f"the output of {name}", rows).inner
+            self._seen.require_rows(gradient, f"the gradient of {name}", rows)
+        for tensor in (t for t in call.inputs if isinstance(t, tf.Tensor) and t.graph is self._graph):
             if not isinstance(self._seen.value(tensor), Shared):
-                self._require(tensor, f"what {name} is called with", rows)
+                self._seen.require_rows(tensor, f"what {name} is called with", rows)
             elif tensor.shape.rank and isinstance(call.rule, UniversalRule):  # it would be split among the examples
                 raise NotPrivate(f"Layer '{call.layer.name}' {NO_ROWS}.")
         self._refuse_other_masks(call, rows)
@@ -196,13 +188,10 @@ class StepReading:
         copies = tf.broadcast_to(given, tf.concat([size[None], tf.shape(given)], axis=0))
         return CallRead(dataclasses.replace(call, args=(copies,), kwargs={}, watched=[shares]), [shares], False)
 
-    def _inputs(self, call: Call) -> list[tf.Tensor]:
-        return [t for t in call.inputs if isinstance(t, tf.Tensor) and t.graph is self._graph]
-
-    def _walk(self, own: Any, forgiven: Sequence[Any] = ()) -> Walk:
+    def _walk(self, forgiven: Sequence[Any] = (), skipped: Iterable[int] = ()) -> Walk:
         ids = {id(operation) for operation in forgiven}
         excused = {n for n, o in enumerate(self._graph.get_operations()) if id(o) in ids} if ids else set()
-        walk = Walk(_reading(self._model), self._graph, frozenset(own) | excused)
+        walk = Walk(_reading(self._model), self._graph, frozenset(skipped) | excused)
         for tensor in (tensor for operation in forgiven for tensor in operation.outputs):
             walk.leaf(tensor, bool(tensor.shape.rank) and tensor.shape[0] is None)
         for leaf in tf.nest.flatten(self._batch):
@@ -210,9 +199,6 @@ class StepReading:
                 walk.leaf(leaf, any(leaf is one for one in self._leaves))
         walk.read(self._start)
         return walk
-
-    def _require(self, tensor: tf.Tensor, subject: str, rows: Size | None) -> ByExample:
-        return self._seen.require_rows(tensor, subject, rows)
 
 
 def _reading(model: keras.Model) -> Reading:

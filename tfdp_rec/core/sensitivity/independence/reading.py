@@ -16,8 +16,9 @@ lengths that TensorFlow's shape function then gives its outputs are true if thos
 
 from __future__ import annotations
 
+import contextlib
 import functools
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -152,7 +153,7 @@ class Walk:
     Args:
         reading: Reading that this walk is part of.
         graph: Graph to read, a `FuncGraph`.
-        skipped: SizeArray of the package's own operations, in order of creation.
+        skipped: Numbers of operations that are not read, in order of creation.
     """
 
     def __init__(self, reading: Reading, graph: Any, skipped: frozenset[int] = frozenset()):
@@ -225,9 +226,9 @@ class Walk:
             self.set(tensor, value, sizes)
 
     def read(self, start: int = 0) -> None:
-        """Reads every operation from number `start` on."""
+        """Reads every operation from number `start` on, but those of this package's own step."""
         for number, operation in enumerate(self.graph.get_operations()):
-            if number >= start and number not in self.skipped:
+            if number >= start and number not in self.skipped and not is_ours(operation):
                 self.visit(operation)
 
     def visit(self, operation: Any, before: bool = False) -> None:
@@ -284,6 +285,11 @@ class At:
         """The whole numbers in an input, as far as they are followed."""
         value = self.values[number]
         return value.numbers if isinstance(value, (Shared, Sized)) else None
+
+    def entries(self, number: int) -> tuple[Size | None, ...] | None:
+        """The whole numbers in an input in their order, None for an unknown one; None if they are not followed."""
+        found = self.numbers(number)
+        return None if found is None else found.sizes
 
     def plain(self, number: int) -> list[int] | None:
         """The whole numbers in an input as a list, None if one is unknown."""
@@ -375,7 +381,7 @@ def _apply(at: At) -> list[Value]:
         return [mixed] * count
     if known is None:
         # What a function reads beside its arguments is unknown as long as its body is not read.
-        shared = all(isinstance(v, Shared) for v in at.values) and not _functions(operation)
+        shared = all(isinstance(v, Shared) for v in at.values) and not find_functions(operation)
         if shared and kind in refusals.GRAPHS:
             return [at.mixed("graph")] * count
         at.reading.without_rule.update([] if shared else [kind])
@@ -417,6 +423,27 @@ def rows_of(rows: tf.Tensor, ids: tf.Tensor) -> tf.Tensor:
     return rows
 
 
+_OURS = "_tfdp_rec_ours"
+
+
+@contextlib.contextmanager
+def ours() -> Iterator[None]:
+    """Marks operations as parts of this package's own step: their writes are clipped and noised."""
+    if tf.executing_eagerly():
+        yield
+        return
+    graph: Any = tf.compat.v1.get_default_graph()
+    start = len(graph.get_operations())
+    yield
+    for operation in graph.get_operations()[start:]:
+        setattr(operation, _OURS, True)
+
+
+def is_ours(operation: Any) -> bool:
+    """Whether an operation is a part of this package's own step."""
+    return getattr(operation, _OURS, False)
+
+
 _STATEFUL: dict[str, bool] = {}
 
 
@@ -426,9 +453,10 @@ def _is_stateful(operation: Any) -> bool:
     return _STATEFUL[operation.type]
 
 
-def _functions(operation: Any) -> bool:
-    """Whether an operation calls functions."""
-    return any(attr.HasField("func") or attr.list.func for attr in operation.node_def.attr.values())
+def find_functions(operation: Any) -> list[str]:
+    """The names of the functions that an operation calls."""
+    several = (one for attr in operation.node_def.attr.values() for one in (attr.func, *attr.list.func))
+    return [one.name for one in several if one.name]
 
 
 def outermost(tensor: Any) -> Any:
@@ -448,7 +476,7 @@ _NOT_MADE_ANEW = ("Placeholder", "PlaceholderWithDefault", "TensorListGetItem", 
 
 def lengths_of_outputs(operation: Any, shapes: Sequence[Shape], numbers: Sequence[Any]) -> tuple[Shape, ...]:
     """The shapes of an operation's outputs by its shape function, None for one of unknown rank."""
-    if operation.type in _NOT_MADE_ANEW or _functions(operation):
+    if operation.type in _NOT_MADE_ANEW or find_functions(operation):
         return (None,) * len(operation.outputs)
     node = tf.compat.v1.NodeDef()
     node.CopyFrom(operation.node_def)

@@ -14,6 +14,7 @@ import dataclasses
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from fractions import Fraction
+from typing import ClassVar
 
 import numpy as np
 
@@ -91,16 +92,18 @@ def product(sizes: Iterable[Size]) -> Size:
     return total
 
 
+@dataclasses.dataclass(frozen=True)
 class SizeArray:
-    """The whole numbers of a small tensor: an array of `Size`, None for an entry that is unknown or too large."""
+    """The whole numbers of a small tensor: all entries in order, None for one that is unknown or too large."""
 
-    LIMIT = 64
+    LIMIT: ClassVar = 64
+    sizes: tuple[Size | None, ...]
+    shape: tuple[int, ...]
 
-    def __init__(self, entries: Iterable[Size | None], shape: Sequence[int]):
-        kept = [entry if entry is None or entry.is_held else None for entry in entries]
-        array = np.empty(len(kept), object)
-        array[:] = kept
-        self.array = array.reshape(shape)
+    def __init__(self, entries: Iterable[Size | None], shape: Iterable[int]):
+        kept = (entry if entry is None or entry.is_held else None for entry in entries)
+        object.__setattr__(self, "sizes", tuple(kept))
+        object.__setattr__(self, "shape", tuple(shape))
 
     @classmethod
     def from_integers(cls, values: object) -> SizeArray:
@@ -119,23 +122,19 @@ class SizeArray:
         return cls([value], [])
 
     @property
+    def array(self) -> np.ndarray:
+        """The entries as an array of objects."""
+        found = np.empty(len(self.sizes), object)
+        found[:] = self.sizes
+        return found.reshape(self.shape)
+
+    @property
     def has_batch(self) -> bool:
         """Whether an entry may depend on B."""
-        return any(entry is None or entry.has_batch for entry in self.array.flat)
+        return any(entry is None or entry.has_batch for entry in self.sizes)
 
     @property
     def plain(self) -> np.ndarray | None:
         """The array as integers, None if an entry is unknown or has letters."""
-        found = [None if entry is None else entry.plain for entry in self.array.flat]
-        return None if any(n is None for n in found) else np.array(found, np.int64).reshape(self.array.shape)
-
-    @property
-    def sizes(self) -> tuple[Size | None, ...]:
-        """All entries, in order."""
-        return tuple(self.array.flat)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, SizeArray) and self.array.shape == other.array.shape and self.sizes == other.sizes
-
-    def __hash__(self) -> int:
-        return hash((self.array.shape, self.sizes))
+        found = [None if entry is None else entry.plain for entry in self.sizes]
+        return None if any(n is None for n in found) else np.array(found, np.int64).reshape(self.shape)

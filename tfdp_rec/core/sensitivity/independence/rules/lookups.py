@@ -61,8 +61,7 @@ def one_hot(at: At) -> Value:
     """A row of zeros with a one for each number."""
     ids, sizes = at.by_example()
     axis = int(at.attr("axis")) % (len(sizes) + 1)
-    depth = at.numbers(1)
-    lengths = [*sizes[:axis], depth.sizes[0] if depth is not None else None, *sizes[axis:]]
+    lengths = [*sizes[:axis], (at.entries(1) or [None])[0], *sizes[axis:]]
     return at.give(ids.move_to(ids.axis + (axis <= ids.axis)), lengths)
 
 

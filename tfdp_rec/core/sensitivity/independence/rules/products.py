@@ -85,14 +85,13 @@ def convolution(at: At) -> Value:
 def convolution_gradient(at: At) -> Value:
     """The gradient by each sequence or image; the given shape has the batch as its first axis."""
     _, weights, value = at.values
-    numbers = at.numbers(0)
     if not isinstance(weights, Shared) or not isinstance(value, (Shared, ByExample)):
         return at.mixed()
     if isinstance(value, Shared) and isinstance(at.values[0], Shared):
         return Shared()
     if not isinstance(value, ByExample) or value.axis:
         return at.mixed()
-    lengths = () if numbers is None else numbers.sizes
+    lengths = at.entries(0) or ()
     if len(lengths) != 4 or any(length is None or length.has_batch for length in lengths[1:]):
         return at.mixed("size")
     return at.give(value, lengths)

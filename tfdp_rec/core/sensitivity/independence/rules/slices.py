@@ -46,23 +46,18 @@ def _is_whole(at: At, item: _Item, sizes: Sequence[Size | None]) -> bool:
     """Whether a slice takes all of its axis."""
     if item.place is None or item.axis is None:
         return item.axis is not None
-    begin, end, strides = (_entries(at, n) for n in (1, 2, 3))
+    begin, end, strides = (at.entries(n) for n in (1, 2, 3))
     n, length = item.place, sizes[item.axis]
     starts = bool(at.attr("begin_mask") >> n & 1) or begin is not None and begin[n] == size(0)
     stops = bool(at.attr("end_mask") >> n & 1) or end is not None and length is not None and end[n] == length
     return item.kind == "slice" and starts and stops and strides is not None and strides[n] == ONE
 
 
-def _entries(at: At, number: int) -> Any:
-    found = at.numbers(number)
-    return None if found is None else found.sizes
-
-
 @rule("StridedSlice", sizes=True, numbers=True, arguments=(1, 2, 3))
-def strided_slice(at: At) -> Value:
+def slice_by_strides(at: At) -> Value:
     """`x[a:b:c, ..., None, 3]`."""
     value, sizes = at.by_example(follow=lambda x, *bounds: x[_index(at, x.ndim, *bounds)])
-    strides = _entries(at, 3)
+    strides = at.entries(3)
     if strides is None:
         return at.mixed("unknown")
     lengths: list[Size | None] = []
@@ -84,7 +79,7 @@ def _is_fixed(at: At, item: _Item) -> bool:
     """Whether a slice begins, ends and strides independently of the batch's size."""
     if not any(isinstance(v, Sized) for v in at.values[1:4]):
         return True
-    bounds = [_entries(at, n) for n in (1, 2, 3)]
+    bounds: list[Any] = [at.entries(n) for n in (1, 2, 3)]
     return all(b is not None and b[item.place] is not None and not b[item.place].has_batch for b in bounds)
 
 
@@ -101,9 +96,9 @@ def _index(at: At, rank: int, begin: Any, end: Any, strides: Any) -> tuple[Any, 
 
 
 @rule("StridedSliceGrad", sizes=True, arguments=(0, 1, 2, 3))
-def strided_slice_gradient(at: At) -> Value:
+def place_gradient_of_slice(at: At) -> Value:
     """The slice's gradient in its place, zeros elsewhere."""
-    shape, strides = at.numbers(0), _entries(at, 3)
+    shape, strides = at.numbers(0), at.entries(3)
     value, _ = at.by_example(4)
     if shape is None or None in shape.sizes or strides is None:
         return at.mixed("unknown")
@@ -122,7 +117,7 @@ def strided_slice_gradient(at: At) -> Value:
 def take_block(at: At) -> Value:
     """A block: from `begin`, of lengths `size` (-1: to the end)."""
     value, sizes = at.by_example(follow=_block)
-    begin, lengths, axis = _entries(at, 1), _entries(at, 2), value.axis
+    begin, lengths, axis = at.entries(1), at.entries(2), value.axis
     if begin is None or lengths is None:
         return at.mixed("unknown")
     if begin[axis] != size(0) or lengths[axis] not in (size(-1), sizes[axis]):
