@@ -145,7 +145,7 @@ def test_a_plan_allows_steps_after_ordinary_ones_and_fewer_after_a_use_it_does_n
         model.train_on_batch(*batch)  # on public data, say
     model.compile(private, "mse", run_eagerly=True)
     model.train_on_batch(next(drawn))
-    assert plan.accountant.spending.carried.ordinary == {"Adam": 1} and int(private.iterations) == 2
+    assert plan.accountant.spending.history.ordinary == {"Adam": 1} and int(private.iterations) == 2
     again = Entry(GaussianDpEvent(5.0), 1, label="popularity counts")  # counted a second time
     model.privacy_history.add_entry(again)
     with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):

@@ -112,7 +112,7 @@ class NoLastWords(TrainingCheckpoint):
 def uninterrupted(tmp_path_factory):
     setup = Setup(tmp_path_factory.mktemp("whole"))
     weights = setup.fit()
-    assert setup.accountant.spending.carried.steps == 15
+    assert setup.accountant.spending.history.steps == 15
     return weights
 
 
@@ -130,7 +130,7 @@ def test_killed_and_resumed(tmp_path, uninterrupted):
             setup.fit([Stop(stop)])
     setup = Setup(tmp_path)
     assert_same(setup.fit(), uninterrupted)
-    assert setup.accountant.spending.carried.steps == int(setup.model.optimizer.iterations) == 15
+    assert setup.accountant.spending.history.steps == int(setup.model.optimizer.iterations) == 15
 
 
 @pytest.fixture(scope="module")
@@ -154,7 +154,7 @@ def test_interrupted_fit_leaves_a_checkpoint_of_where_it_was(tmp_path, uninterru
     assert setup.model.optimizer.releasable
     setup = Setup(tmp_path)
     assert_same(setup.fit(), uninterrupted)
-    assert setup.accountant.spending.carried.steps == 15
+    assert setup.accountant.spending.history.steps == 15
 
 
 @pytest.mark.slow
@@ -176,7 +176,7 @@ def test_a_step_cut_short_counts_and_one_only_planned_does_not(tmp_path):
     for setup, counted in ((cut, 5), (planned, 4)):
         again = Setup(setup.checkpoint.directory)
         again.checkpoint.resume(again.model)
-        assert int(again.model.optimizer.iterations) == 4 and again.accountant.spending.carried.steps == counted
+        assert int(again.model.optimizer.iterations) == 4 and again.accountant.spending.history.steps == counted
 
 
 def test_steps_planned_when_the_data_ran_out_are_not_counted(tmp_path):
@@ -188,7 +188,7 @@ def test_steps_planned_when_the_data_ran_out_are_not_counted(tmp_path):
     assert int(setup.model.optimizer.iterations) == 6
     again = Setup(tmp_path)
     again.checkpoint.resume(again.model)
-    assert again.accountant.spending.carried.steps == 6
+    assert again.accountant.spending.history.steps == 6
 
 
 @pytest.mark.slow
@@ -210,7 +210,7 @@ def test_what_was_released_is_not_forgotten(tmp_path):
     released = keras.models.load_model(tmp_path / "released.keras")
     again = Setup(tmp_path / "steps", noise=None)
     assert again.checkpoint.resume(again.model).step == 5 == int(released.optimizer.iterations)
-    assert again.accountant.spending.carried.steps == 5
+    assert again.accountant.spending.history.steps == 5
     for one, other in zip(again.model.get_weights(), released.get_weights(), strict=True):
         np.testing.assert_array_equal(one, other)
 
@@ -390,7 +390,7 @@ def told(directory, kind=tfdp_rec.LazyDPSGD):
     """Number of steps that a new process is told of."""
     again = Setup(directory, kind=kind)
     again.checkpoint.resume(again.model)
-    return again.accountant.spending.carried.steps
+    return again.accountant.spending.history.steps
 
 
 KINDS = [tfdp_rec.LazyDPSGD, tfdp_rec.DPSGD]
@@ -547,7 +547,7 @@ def test_a_resumed_epoch_does_not_swallow_the_end_that_another_callback_asks_for
     assert setup.checkpoint.resume(setup.model).steps_in_epoch == 3
     both = [Ends(), setup.checkpoint] if first else [setup.checkpoint, Ends()]
     trained(setup, callbacks=both, epochs=3)
-    assert setup.accountant.spending.carried.steps == 5
+    assert setup.accountant.spending.history.steps == 5
 
 
 @pytest.mark.slow

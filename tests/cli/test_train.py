@@ -12,7 +12,7 @@ from pages import fits, self_contained
 
 from tfdp_rec.cli import main
 from tfdp_rec.core.claim.ledger import Mark, read
-from tfdp_rec.core.claim.statement import rounded_up
+from tfdp_rec.core.claim.statement import round_up
 from tfdp_rec.data import Items
 from tfdp_rec.job import report
 from tfdp_rec.job.budget import prior_noise
@@ -96,7 +96,7 @@ def test_the_report_is_one_page_that_says_what_its_markdown_says(run):
     assert "computed from users' data without noise" in page.text.split("recall@10 of what is released")[0]
     statements = re.findall(r"```\n(Guarantee:.*?)\n```", told, re.S)
     assert len(statements) == 3 and all(page.text.count(statement) == 1 for statement in statements)
-    assert f"{rounded_up(results[2]['epsilon']):g}" in [row[4] for row in page.rows if row[0] == "two-tower, LazyDPSGD"]
+    assert f"{round_up(results[2]['epsilon']):g}" in [row[4] for row in page.rows if row[0] == "two-tower, LazyDPSGD"]
 
 
 @pytest.mark.parametrize("width", [390, 1280])

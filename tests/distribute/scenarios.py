@@ -192,7 +192,7 @@ def grown(cluster, directory):
         again = {**options, "begin_with": part}  # as a job that was cut off after it wrote its model
         with trainer_of(cluster, name, directory + "2", skip=7, **again) as trainer:
             resumed = trainer.resume()
-            undescribed = trainer.cluster_model.optimizer.privacy_history.undescribed
+            undescribed = trainer.cluster_model.optimizer.privacy_history.undescribed_steps
             trainer.fit(len(SIZES) - 7, verbose=0)
             after = trainer.model()
         del options["begin_with"]
@@ -226,7 +226,7 @@ def released_twice(cluster, directory):
     drawn = np.delete(before[0], [touched for touched, _ in IDS], axis=0) / (RATE * SIGMA * CLIP / 2 * 5**0.5)
     alike = float(np.corrcoef(drawn[: SIDE - 1].ravel(), drawn[SIDE - 1 :].ravel())[0, 1])
     off = distance(before, again.model().get_weights())
-    counts = {"undescribed": history.undescribed, "steps": history.snapshot().steps}
+    counts = {"undescribed": history.undescribed_steps, "steps": history.snapshot().steps}
     return {"off": off, "spread": float(drawn.std()), "alike": alike, **counts}
 
 

@@ -58,4 +58,4 @@ def test_a_server_declares_no_steps_of_its_own():
     server.hold(model.weights[0], True, 0)
     server.open(optimizer)
     server.optimizer.iterations.assign(4)  # steps that the coordinator counts, in its own optimizer
-    assert optimizer.privacy_history.undescribed == 0
+    assert optimizer.privacy_history.undescribed_steps == 0

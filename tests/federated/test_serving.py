@@ -17,7 +17,7 @@ from scipy import stats
 
 from experiments.news.published import PublishedGaussian
 from tfdp_rec.core.claim.ledger import read
-from tfdp_rec.core.claim.profiles import composed_epsilon
+from tfdp_rec.core.claim.profiles import epsilon_of_releases
 from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated import AttentionMechanism, client
 from tfdp_rec.privacy import BrokenLedger
@@ -130,7 +130,7 @@ def test_every_answer_pads_anew(served, tmp_path, monkeypatch):
 def answers_that_fit(budget):
     """How many answers one click may be in, by composition alone."""
     count = 0
-    while composed_epsilon({MECHANISM.event: count + 1}, 1e-5) <= budget:
+    while epsilon_of_releases({MECHANISM.event: count + 1}, 1e-5) <= budget:
         count += 1
     return count
 
@@ -160,7 +160,7 @@ def test_a_click_is_in_as_many_answers_as_its_budget_holds_and_then_left_out(ser
     assert (
         read(tmp_path / "ledger.jsonl").epsilon(1e-5)
         == phone.spent()
-        == pytest.approx(composed_epsilon({MECHANISM.event: fits}, 1e-5))
+        == pytest.approx(epsilon_of_releases({MECHANISM.event: fits}, 1e-5))
     )
     phone.close()
 
@@ -171,7 +171,7 @@ def test_a_budget_is_spent_over_the_window_a_click_is_in_not_over_a_life(served,
     for _ in range(80):
         phone.record("N1")
         phone.query()
-    assert phone.spent() == pytest.approx(composed_epsilon({MECHANISM.event: 5}, 1e-5))
+    assert phone.spent() == pytest.approx(epsilon_of_releases({MECHANISM.event: 5}, 1e-5))
     phone.close()
 
 
@@ -196,7 +196,7 @@ def test_what_was_paid_is_not_priced_anew_by_another_bundle(served, tmp_path):
     loud = AttentionMechanism(3, 9.0, 1e-5, padding=0.2)
     phone.mechanism, phone._about = loud, {**phone._about, "model": "another"}
     phone.attention()
-    both = composed_epsilon({MECHANISM.event: 1, loud.event: 1}, 1e-5)
+    both = epsilon_of_releases({MECHANISM.event: 1, loud.event: 1}, 1e-5)
     assert phone.spent() == pytest.approx(both) and both > 9
     phone.close()
     again = make(served, tmp_path, budget_epsilon=50.0)

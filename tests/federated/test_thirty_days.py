@@ -12,7 +12,7 @@ import pytest
 import tensorflow as tf
 
 from tfdp_rec.core.claim.ledger import read
-from tfdp_rec.core.claim.profiles import composed_epsilon
+from tfdp_rec.core.claim.profiles import epsilon_of_releases
 from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.datasets.mind.files import NewsCatalogue
 from tfdp_rec.federated import AttentionMechanism, LabelPermutation, labels, local, serving
@@ -54,7 +54,7 @@ class Oracle:
 
     def worst(self):
         """Of the click that most was told of: all rounds, and the draws of its own label."""
-        return max(composed_epsilon(dict(self.rounds + Counter(own)), DELTA) for own in self.draws.values())
+        return max(epsilon_of_releases(dict(self.rounds + Counter(own)), DELTA) for own in self.draws.values())
 
 
 def seen_draws(monkeypatch, seen):
@@ -101,7 +101,7 @@ def test_thirty_days_of_training_are_in_the_ledger_as_they_were(overlap, world, 
     finally:
         tf.config.run_functions_eagerly(False)
     found = read(tmp_path / "ledger.jsonl").epsilon(DELTA)
-    together = max(composed_epsilon(dict(oracle.rounds + own), DELTA) for own in by_news.values())
+    together = max(epsilon_of_releases(dict(oracle.rounds + own), DELTA) for own in by_news.values())
     assert found == pytest.approx(together, rel=1e-3), "what overlaps pays together"
     assert oracle.worst() <= found * (1 + 1e-3)
     if not overlap:
@@ -139,7 +139,7 @@ def test_thirty_days_of_serving_are_in_the_ledger_as_they_were(world, tmp_path):
         told.update(clicks[-5:])
         phone.close()
         assert first.std() > 0
-    worst = composed_epsilon({mechanism.event: max(told.values())}, DELTA)
+    worst = epsilon_of_releases({mechanism.event: max(told.values())}, DELTA)
     assert read(tmp_path / "ledger.jsonl").epsilon(DELTA) == pytest.approx(worst, rel=1e-6)
     counts = Counter(item for paid in read(tmp_path / "ledger.jsonl").paid for item in paid.about)
     ids = [click[2] for click in json.loads((tmp_path / "ledger.jsonl.clicks").read_text())["clicks"]]

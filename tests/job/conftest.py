@@ -38,7 +38,7 @@ def results_of(run):
 
 def cut_at(patch, step, dead=False):
     """Ctrl-C after so many steps of a training; or a kill, after which nothing more is written."""
-    checkpoint, give_back, ended = training.TrainingCheckpoint, Accountant.give_back_unused, []
+    checkpoint, give_back, ended = training.TrainingCheckpoint, Accountant.give_back_rest, []
     whole, written = checkpoint.on_train_batch_end, checkpoint.save
 
     def end(self, batch, logs=None):
@@ -49,7 +49,7 @@ def cut_at(patch, step, dead=False):
 
     patch.setattr(checkpoint, "on_train_batch_end", end)
     patch.setattr(checkpoint, "save", lambda self: None if any(ended) else written(self))
-    patch.setattr(Accountant, "give_back_unused", lambda self: None if any(ended) else give_back(self))
+    patch.setattr(Accountant, "give_back_rest", lambda self: None if any(ended) else give_back(self))
 
 
 @pytest.fixture(scope="package")

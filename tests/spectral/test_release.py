@@ -5,7 +5,7 @@ import pytest
 from dp_accounting import SelfComposedDpEvent
 
 from tfdp_rec.core.claim.composition import epsilon_of
-from tfdp_rec.core.claim.statement import rounded_up
+from tfdp_rec.core.claim.statement import round_up
 from tfdp_rec.core.mechanism.noise.words import os_entropy, seeded
 from tfdp_rec.spectral import Release, SpectralRecommender
 from tfdp_rec.spectral.denoising import noise_on_average, weights_between_items
@@ -152,7 +152,7 @@ def test_the_first_line_of_a_statement_is_of_all_fits_in_the_sums():
     """It told the ε of the last one, .8 of 1.3, and the exception far below."""
     honest = fitted([[1, 2]] * 50, 4, fitted([[1, 2]] * 50, 4, None, 1.0).released, 1.0)
     both = epsilon_of(SelfComposedDpEvent(honest.event, 2), honest.delta)
-    assert honest.statement().fields["Guarantee"].startswith(f"(epsilon = {rounded_up(both):g}, ")
+    assert honest.statement().fields["Guarantee"].startswith(f"(epsilon = {round_up(both):g}, ")
 
 
 def test_what_was_added_up_is_saved_and_answers_the_same(tmp_path):

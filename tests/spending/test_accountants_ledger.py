@@ -110,7 +110,7 @@ def test_what_was_spent_without_a_ledger_is_owed_to_one(tmp_path):
     for _ in range(2):
         before.spend(GaussianDpEvent(2.0), "popularity counts")
     after = Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25), 1e-3, ledger=tmp_path / "ledger.jsonl")
-    after.spending.merge(before.spending.carried)
+    after.spending.merge(before.spending.history)
     with pytest.raises(Unaccounted, match="has not paid for"):
         after.epsilon()
 

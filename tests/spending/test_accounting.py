@@ -155,10 +155,10 @@ def test_a_history_read_twice_is_counted_once():
     counted, again = accountant(), accountant()
     count(counted, counted.event, 10)
     for _ in range(2):
-        again.spending.merge(counted.spending.carried)
+        again.spending.merge(counted.spending.history)
     assert again.steps == 10
     count(counted, counted.event, 5)
-    again.spending.merge(counted.spending.carried)
+    again.spending.merge(counted.spending.history)
     assert again.steps == 15
 
 
@@ -174,10 +174,10 @@ def test_a_history_adds_its_uses_once_each_under_the_id_of_its_own():
     for noise, label in ((2.0, "terms"), (20.0, "counts"), (2.0, "terms")):
         again.spend(GaussianDpEvent(noise), label)
     for _ in range(2):
-        again.spending.merge(counted.spending.carried)
+        again.spending.merge(counted.spending.history)
     assert sorted(label for _, label in again.spent_besides) == ["counts", "counts", "terms", "terms"]
     for _ in range(2):
-        counted.spending.merge(again.spending.carried)
+        counted.spending.merge(again.spending.history)
     assert counted.epsilon(0) == again.epsilon(0) and len(counted.spent_besides) == 4
 
 
@@ -185,7 +185,7 @@ def test_a_use_with_an_id_is_counted_once_whichever_program_counts_it():
     counted, again = accountant(), accountant()
     for each in (counted, again, again):
         each.spend(GaussianDpEvent(20.0), "counts", id="of Monday")
-    again.spending.merge(counted.spending.carried)
+    again.spending.merge(counted.spending.history)
     assert again.spent_besides == [(GaussianDpEvent(20.0), "counts")]
 
 
@@ -210,7 +210,7 @@ def test_a_history_survives_json():
     count(counted, ComposedDpEvent([GaussianDpEvent(3.0), GaussianDpEvent(1.0)]), 2)
     counted.spend(dp_accounting.LaplaceDpEvent(9.0), "how many")
     again = accountant()
-    again.spending.merge(Entries.loads(counted.spending.carried.dumps()))
+    again.spending.merge(Entries.loads(counted.spending.history.dumps()))
     assert (again.steps, again.epsilon()) == (42, counted.epsilon())
 
 
@@ -255,8 +255,8 @@ def test_calibrated_noise_fits_the_budget_and_hardly_more(by, target, steps):
 @pytest.mark.slow
 def test_calibration_computes_few_prices_and_one_on_the_fine_grid(monkeypatch):
     """Each takes from a tenth of a second to some seconds."""
-    grids, by_pld = [], composition._by_pld
-    monkeypatch.setattr(composition, "_by_pld", lambda e, d, grid: grids.append(grid) or by_pld(e, d, grid))
+    grids, by_pld = [], composition._pld_epsilon
+    monkeypatch.setattr(composition, "_pld_epsilon", lambda e, d, grid: grids.append(grid) or by_pld(e, d, grid))
     noise = calibrate_noise(8.0, 1e-6, PoissonSampling(20_000, 500), 200)
     assert grids.count(1e-4) == 1 and len(grids) < 9
     assert 7.995 < accountant(GaussianDpEvent(noise), PoissonSampling(20_000, 500), "pld").epsilon(200) <= 8.0

@@ -22,7 +22,7 @@ import tfdp_rec
 from tfdp_rec.cli import main
 from tfdp_rec.core.claim.composition import divergences
 from tfdp_rec.core.claim.events import FailingDpEvent, PaddedDpEvent, PlannedDpEvent, PureDpEvent
-from tfdp_rec.core.claim.ledger import read, written
+from tfdp_rec.core.claim.ledger import line_text, read
 from tfdp_rec.core.claim.profiles import gaussian_delta
 from tfdp_rec.privacy import (
     Accountant,
@@ -444,7 +444,7 @@ def test_a_first_line_that_says_what_no_filter_says_is_broken(tmp_path, change):
     path = tmp_path / "ledger.jsonl"
     opened(path, RenyiFilter(8.0, 1e-6)).close()
     line = {**json.loads(path.read_text()), **change}
-    path.write_bytes(written({key: value for key, value in line.items() if key != "hash"}))
+    path.write_bytes(line_text({key: value for key, value in line.items() if key != "hash"}))
     with pytest.raises(BrokenLedger, match="Line 1"):
         read(path)
 
@@ -459,7 +459,7 @@ def test_entries_beyond_a_filter_claim_nothing(tmp_path):
     loud["event"]["noise_multiplier"] = 1.0
     del loud["hash"]
     with open(path, "ab") as file:
-        file.write(written(loud))
+        file.write(line_text(loud))
     assert read(path).epsilon(1e-6) == math.inf
 
 
@@ -604,7 +604,7 @@ def test_history_from_before_a_filter_is_not_in_it(tmp_path):
     accountant = under(tmp_path / "ledger.jsonl", RenyiFilter(3.0, 1e-6))
     before = Accountant(GaussianDpEvent(1.0), SAMPLING, 1e-6)
     count(before, GaussianDpEvent(1.0), 3)
-    accountant.spending.merge(before.spending.carried)
+    accountant.spending.merge(before.spending.history)
     with pytest.raises(Unaccounted, match="3 steps were made that"):
         accountant.epsilon()
     assert accountant.spending.payments.ledger.paid == []

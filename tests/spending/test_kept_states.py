@@ -81,7 +81,7 @@ def test_of_copies_of_a_checkpoint_each_is_paid_for(tmp_path, kind):
         assert again.resumed.step == 4
         again.model.get_weights()
         again.fit(9)
-        assert int(again.model.optimizer.iterations) == 9 == again.accountant.spending.carried.steps
+        assert int(again.model.optimizer.iterations) == 9 == again.accountant.spending.history.steps
         assert again.paid == 6 + 5 * number == again.accountant.steps
         again.die()
 
@@ -92,7 +92,8 @@ def test_steps_that_a_kill_took_stay_spent(tmp_path):
     again = Process(tmp_path, every=4)
     assert again.resumed.step == 4 and again.paid == 8
     again.fit(9)
-    assert again.accountant.spending.carried.steps == 9 and again.accountant.steps == 13 and again.accountant.lost == 4
+    counted = again.accountant
+    assert counted.spending.history.steps == 9 and counted.steps == 13 and counted.missing_steps == 4
     again.die()
 
 
@@ -118,7 +119,7 @@ def test_a_kill_at_any_write_leaves_the_directory_resumable(tmp_path, killed_at,
     again = Process(tmp_path)
     assert again.resumed.step == 4
     again.fit(9)
-    assert again.accountant.spending.carried.steps == 9
+    assert again.accountant.spending.history.steps == 9
     again.die()
 
 

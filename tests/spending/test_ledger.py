@@ -20,7 +20,7 @@ from dp_accounting import GaussianDpEvent
 from tfdp_rec.cli import main
 from tfdp_rec.core.claim import events
 from tfdp_rec.core.claim.events import REPLACE, FailingDpEvent, PaddedDpEvent, PureDpEvent
-from tfdp_rec.core.claim.ledger import Payment, composed, costs_of_items, mend, read
+from tfdp_rec.core.claim.ledger import Payment, compose, costs_of_items, mend, read
 from tfdp_rec.privacy import Accountant, BrokenLedger, Ledger, PoissonSampling, Snapshot, epsilon_of
 
 ROOT = Path(__file__).parents[2]
@@ -339,7 +339,7 @@ def composed_item_by_item(payments):
     general = [payment for payment in payments if payment.about is None]
     items = dict.fromkeys(item for payment in payments for item in payment.about or ())
     of_each = [[payment for payment in payments if item in (payment.about or ())] for item in items]
-    return [composed(general + own) for own in of_each] or [composed(general)]
+    return [compose(general + own) for own in of_each] or [compose(general)]
 
 
 def test_the_cost_of_many_clicks_is_that_of_each_by_itself(monkeypatch):

@@ -10,7 +10,7 @@ import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.core.claim.composition import epsilon_of
 from tfdp_rec.core.claim.ledger import read
-from tfdp_rec.core.claim.statement import rounded_up
+from tfdp_rec.core.claim.statement import round_up
 from tfdp_rec.privacy import (
     Accountant,
     FixedOrder,
@@ -40,7 +40,7 @@ def test_two_uses_with_one_id_are_refused():
     other = accountant_of()
     other.spend(GaussianDpEvent(1.0), "terms", id="of Monday")
     with pytest.raises(ValueError, match="Two expenses have the id 'of Monday'"):
-        counted.spending.merge(other.spending.carried)
+        counted.spending.merge(other.spending.history)
         counted.epsilon()
 
 
@@ -51,7 +51,7 @@ def test_a_payment_pays_for_the_event_that_it_names(tmp_path):
     other = accountant_of()
     other.spend(GaussianDpEvent(1.0), "terms", id="of Monday")
     counted = accountant_of(ledger=tmp_path / "ledger.jsonl")
-    counted.spending.merge(other.spending.carried)
+    counted.spending.merge(other.spending.history)
     with pytest.raises(Unaccounted, match="1 steps or uses .'terms'. were made"):
         counted.epsilon()
 
@@ -88,7 +88,7 @@ def test_the_price_of_a_plan_does_not_come_back_while_others_go_on_from_it(tmp_p
     first.follow(model)
     first.spending.pay_ahead(first.event, 1, 5, model.optimizer)
     model.fit(order.batches(rows), steps_per_epoch=5, verbose=0, callbacks=[PrivacyBudget(second, 100.0)])
-    first.give_back_unused()
+    first.give_back_rest()
     once = epsilon_of(PLAN.dp_event(SIGMA), 1e-2, "rdp")
     assert ledger.epsilon(1e-2, "rdp") == pytest.approx(once) == pytest.approx(second.epsilon())
     second.close()
@@ -105,7 +105,7 @@ def test_a_plan_whose_steps_all_came_back_keeps_its_price(tmp_path):
 
 
 def test_epsilon_is_never_rounded_down():
-    assert rounded_up(2.7120000004) == 2.713 and rounded_up(0.1 + 0.2) == 0.3 and rounded_up(8.0) == 8.0
+    assert round_up(2.7120000004) == 2.713 and round_up(0.1 + 0.2) == 0.3 and round_up(8.0) == 8.0
 
 
 # Data that grow.

@@ -64,7 +64,7 @@ class Process:
             return dp_accounting.GaussianDpEvent(state.sigma)
         return PlannedDpEvent(PLAN.dp_event(state.sigma), STEPS, 5, 6, state.plan)
 
-    def carried(self):
+    def history(self):
         found = Entries()
         for id, event, steps in self.state.entries:
             found.extend(id, Entry(event, steps, self.sampling.get_state()))
@@ -121,7 +121,7 @@ class Process:
         drawn = f"drawn {new_id()}" if self.state.owed == "owed" else self.state.owed
         self.state = dataclasses.replace(self.state, owed=drawn)
         if self.kept == self.state or self.save(dirs, name):
-            released.append((self.state, self.carried()))
+            released.append((self.state, self.history()))
 
 
 def walked(path, seed, kind):
@@ -220,7 +220,7 @@ def test_no_record_tells_less_than_was_released(tmp_path, first, kind):
         sampling = ORDER if kind == "planned" else DRAWS
         with Ledger(path, sampling.unit, Snapshot(20, "rows")) as ledger:
             payments = Payments(ledger, sampling)
-            assert not payments.unpaid(carried)
+            assert not payments.debts(carried)
             within = composed_of(payments.entries(), sampling)
         told = {"file": sum(price(paid.event) * paid.attempts for paid in read(path).paid), "ledger": within}
         told["history"] = composed_of(carried, sampling)

@@ -178,7 +178,7 @@ def test_a_history_that_was_loaded_without_compiling_goes_with_its_weights(tmp_p
     assert accountant_of(beside).steps == 12
     loaded.compile("adam", "mse", run_eagerly=True)
     loaded.fit(*rows(range(40)), batch_size=10, verbose=0)
-    assert accountant_of(beside).spending.carried.ordinary == {"Adam": 4}, "the same steps in two histories"
+    assert accountant_of(beside).spending.history.ordinary == {"Adam": 4}, "the same steps in two histories"
 
 
 def test_weights_carry_the_history_into_a_model_that_is_not_compiled(tmp_path):
@@ -510,7 +510,7 @@ def test_under_a_ledger_a_plan_makes_no_step_that_is_not_paid_for(tmp_path):
         model.train_step(next(drawn))  # a loop of one's own, which pays for nothing
     assert not read(path).paid
     model.train_on_batch(next(drawn))
-    plan.accountant.give_back_unused()
+    plan.accountant.give_back_rest()
     with pytest.raises(REFUSED, match="privacy budget is spent"):
         model.train_step(next(drawn))
     model.fit(plan.batches(rows), steps_per_epoch=2, verbose=0)

@@ -6,7 +6,7 @@ import sys
 import pytest
 from dp_accounting import GaussianDpEvent, NonPrivateDpEvent
 
-from tfdp_rec.core.claim.statement import rounded_up
+from tfdp_rec.core.claim.statement import round_up
 from tfdp_rec.privacy import Accountant, PoissonSampling
 
 USERS = PoissonSampling(num_units=110_794, expected_batch_size=1024, unit="user")
@@ -17,7 +17,7 @@ def test_it_names_everything_it_rests_on():
     accountant.spend(GaussianDpEvent(30.0), "popularity counts")
     text = " ".join(accountant.statement(steps=500).split())
     for part in (
-        f"epsilon = {rounded_up(accountant.epsilon(500)):g}",
+        f"epsilon = {round_up(accountant.epsilon(500)):g}",
         "delta = 1e-06",
         "one user",
         "Adjacency: zero-out: data sets that differ by one user, which contributes nothing in one of them",
@@ -54,5 +54,5 @@ def test_no_guarantee_is_said_plainly():
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.00012345, 0.9999999, 1.0, 2.71404, 7.99999, 8.0, 123456.0])
 def test_epsilon_is_never_rounded_down(epsilon):
-    shown = float(f"{rounded_up(epsilon):g}")
+    shown = float(f"{round_up(epsilon):g}")
     assert epsilon * (1 - 1e-9) <= shown <= epsilon * 1.0011

@@ -57,7 +57,7 @@ def test_uses_whose_ids_end_like_those_of_old_versions_stay_several():
     made = accountant()
     for day in ("Monday", "Tuesday", "Wednesday"):
         made.spend(GaussianDpEvent(2.0), "popularity counts", id=f"{day}: popularity counts")
-    again = of_histories(made.spending.carried.dumps())
+    again = of_histories(made.spending.history.dumps())
     assert made.epsilon() == again.epsilon() == pytest.approx(gaussians(2.0, 2.0, 2.0))
 
 
@@ -184,13 +184,13 @@ def test_uses_are_added_to_a_model_that_is_built():
 def test_two_that_go_on_from_one_history_are_both_counted(by):
     first = accountant()
     count(first, STEP, 50)
-    history = lambda: of_histories(first.spending.carried.dumps())  # noqa: E731
+    history = lambda: of_histories(first.spending.history.dumps())  # noqa: E731
     ways = {"history": history, "pickle": lambda: pickle.loads(pickle.dumps(first))}
     one, other = ways[by](), ways[by]()
     for each in (one, other):
         count(each, STEP, 200)
         count(each, STEP, 1)
-    both = of_histories(one.spending.carried.dumps(), other.spending.carried.dumps())
+    both = of_histories(one.spending.history.dumps(), other.spending.history.dumps())
     assert both.steps == 50 + 2 * 201
     assert both.epsilon() == pytest.approx(accountant().epsilon(steps=both.steps))
 
@@ -226,7 +226,7 @@ def test_trials_with_copied_callbacks_share_one_account():
 # Payments given back within a fit.
 
 
-@pytest.mark.parametrize("how", ["close", "give_back_unused"])
+@pytest.mark.parametrize("how", ["close", "give_back_rest"])
 def test_no_step_follows_whose_payment_was_given_back(tmp_path, how):
     path = tmp_path / "ledger.jsonl"
     made, model = accountant(ledger=path), model_of()
@@ -258,7 +258,7 @@ def test_a_loop_by_hand_makes_no_step_whose_payment_was_given_back(tmp_path):
     budget.on_train_begin()
     budget.on_train_batch_begin(0)
     model.train_on_batch(next(batches))
-    made.give_back_unused()
+    made.give_back_rest()
     with pytest.raises(Exception, match="The privacy budget is spent"):
         model.train_on_batch(next(batches))
     assert read(tmp_path / "ledger.jsonl").steps == 1

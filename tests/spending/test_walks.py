@@ -106,7 +106,7 @@ class World:
                     self.try_step(self.rng.choice(self.models))
         except (Unaccounted, ValueError, tf.errors.InvalidArgumentError):
             self.counts["refused"] += 1
-        self.accountant.give_back_unused()
+        self.accountant.give_back_rest()
         model.meter.lift()
         return None
 

@@ -101,7 +101,7 @@ def test_an_uncounted_fit_says_so_once_and_an_accountant_may_follow_later():
     assert not said(lambda: model.fit(batches(), verbose=0))
     accountant = accountant_of(model)
     accountant.follow(model)
-    assert accountant.spending.carried.steps == int(model.optimizer.iterations.numpy()) > 0
+    assert accountant.spending.history.steps == int(model.optimizer.iterations.numpy()) > 0
     assert accountant.epsilon() == np.inf
 
 

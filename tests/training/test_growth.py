@@ -116,16 +116,16 @@ def test_rows_that_stay_take_their_velocity_along_and_others_are_gone():
 def test_the_history_goes_along_and_is_counted_once(tmp_path):
     first = trained(steps=3)
     larger = first.grow_into(model_of(MORE))
-    assert accounted(larger).spending.carried.steps == 3
+    assert accounted(larger).spending.history.steps == 3
     train(larger, batches(2, MORE))
     both = accounted(larger)
     both.follow(first)
-    assert both.spending.carried.steps == 5, "the first three are steps of both"
+    assert both.spending.history.steps == 5, "the first three are steps of both"
     larger.save(tmp_path / "larger.keras")
-    assert accounted(keras.models.load_model(tmp_path / "larger.keras")).spending.carried.steps == 5
+    assert accounted(keras.models.load_model(tmp_path / "larger.keras")).spending.history.steps == 5
     largest = larger.grow_into(model_of(MORE + 3))
     train(largest, batches(1, MORE + 3))
-    assert accounted(largest).spending.carried.steps == 6
+    assert accounted(largest).spending.history.steps == 6
 
 
 @pytest.mark.slow
@@ -134,9 +134,9 @@ def test_a_model_that_is_compiled_keeps_its_optimizer_and_has_the_history():
     own = optimizer_of(tfdp_rec.DPSGD)
     other.compile(own, "mse")
     first.grow_into(other)
-    assert other.optimizer is own and accounted(other).spending.carried.steps == 3
+    assert other.optimizer is own and accounted(other).spending.history.steps == 3
     train(other, batches(2, MORE))
-    assert accounted(other).spending.carried.steps == 5 and int(own.iterations.numpy()) == 2
+    assert accounted(other).spending.history.steps == 5 and int(own.iterations.numpy()) == 2
 
 
 @pytest.mark.slow
@@ -295,7 +295,7 @@ def test_a_loss_and_metrics_of_ones_own_go_along():
     train(first, batches(2))
     larger = first.grow_into(model_of(MORE))
     train(larger, batches(1, MORE))
-    assert accounted(larger).spending.carried.steps == 3
+    assert accounted(larger).spending.history.steps == 3
 
 
 def test_a_table_that_another_model_trains_lazily_is_settled_first():
@@ -304,7 +304,7 @@ def test_a_table_that_another_model_trains_lazily_is_settled_first():
     with first.private_weights.training():  # rows owe noise
         first.train_on_batch(*batches(1, rows=2)[0])
     larger = beside.grow_into(model_of(MORE))
-    assert np.array_equal(table(larger)[:ROWS], table(first)) and accounted(larger).spending.carried.steps == 4
+    assert np.array_equal(table(larger)[:ROWS], table(first)) and accounted(larger).spending.history.steps == 4
     with pytest.raises(ValueError, match="the same table"):
         first.grow_into(tfdp_rec.PrivateModel(first.inputs, first.outputs), kept={first.weights[0].path: range(ROWS)})
 
@@ -368,7 +368,7 @@ def test_a_two_tower_takes_in_items_and_scores_the_others_as_before():
     np.testing.assert_allclose(larger.prior, np.array([4, 3, 2, 1, 1, 1]) / 12)
     shift = np.asarray(larger(told))[:, :4] - np.asarray(model(told))
     np.testing.assert_allclose(shift, np.log(10 / 12), atol=1e-5)  # of the prior, which has more items to share
-    assert accounted(larger).spending.carried.steps == 3
+    assert accounted(larger).spending.history.steps == 3
     assert model.grow([50], prior=[1, 1, 1, 1, 6]).prior[-1] == pytest.approx(0.6)
     with pytest.raises(ValueError, match="318"):
         model.grow([318])

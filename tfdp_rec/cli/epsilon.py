@@ -13,7 +13,7 @@ import argparse
 from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent, GaussianDpEvent
 from tfdp_rec.core.claim.schemes import PoissonSampling
-from tfdp_rec.core.claim.statement import rounded_up
+from tfdp_rec.core.claim.statement import round_up
 from tfdp_rec.settings import integer
 
 
@@ -68,4 +68,4 @@ def describe(epsilon: float, accountant: Accountant) -> str:
     """ε with its δ, method and sampling, for a line of output."""
     how = f"Poisson sampling, q = {accountant.sampling.expected_batch_size / accountant.sampling.num_units:.4g}"
     method = accountant.accountant.upper()
-    return f"epsilon = {rounded_up(epsilon):g} at delta = {accountant.delta:g} ({method}, {how})"
+    return f"epsilon = {round_up(epsilon):g} at delta = {accountant.delta:g} ({method}, {how})"

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from tfdp_rec.core.claim import ledger
-from tfdp_rec.core.claim.statement import rounded_up
+from tfdp_rec.core.claim.statement import round_up
 from tfdp_rec.core.ground.lazy_imports import optional
 from tfdp_rec.datasets.mind import files as mind
 from tfdp_rec.federated import accounting
@@ -106,7 +106,7 @@ def describe_spending(nodes: Nodes) -> str:
         return f"no client has answered: there is no ledger in {nodes.ledgers}"
     most = max(chain.epsilon(nodes.budget_delta) for chain in chains)
     return (
-        f"epsilon = {rounded_up(most):g} at delta = {nodes.budget_delta:g} for one click of the client that spent "
+        f"epsilon = {round_up(most):g} at delta = {nodes.budget_delta:g} for one click of the client that spent "
         f"most, in all the rounds that the {len(chains)} ledgers in {nodes.ledgers} hold"
     )
 

@@ -19,7 +19,7 @@ from tfdp_rec.cli.commands import escape
 from tfdp_rec.core.claim import events, ledger
 from tfdp_rec.core.claim.filters import GaussianFilter, RenyiFilter
 from tfdp_rec.core.claim.ledger import Chain, Paid, Snapshot
-from tfdp_rec.core.claim.statement import rounded_up
+from tfdp_rec.core.claim.statement import round_up
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -62,7 +62,7 @@ def _total(args: argparse.Namespace) -> int:
     epsilon = chain.epsilon(args.delta, "rdp" if args.rdp else "pld")
     last = chain.last_paid
     about = f" for one {last.unit}, {last.adjacency}" if last else ""
-    print(f"epsilon = {rounded_up(epsilon):g} at delta = {args.delta:g}{about} ({_headline(chain)})")
+    print(f"epsilon = {round_up(epsilon):g} at delta = {args.delta:g}{about} ({_headline(chain)})")
     return 0
 
 
@@ -99,4 +99,4 @@ def _headline(chain: Chain) -> str:
 def _describe(payment: Paid) -> str:
     about = "" if payment.about is None else f", about {len(payment.about)} items"
     label = escape(payment.label or "unnamed")
-    return f"{payment.number:>5}  {payment.attempts} x {events.in_words(payment.event)}: {label}{about}"
+    return f"{payment.number:>5}  {payment.attempts} x {events.describe(payment.event)}: {label}{about}"

@@ -149,7 +149,7 @@ class BoundedStream(Order):
         signature = tf.nest.map_structure(open_rows, spec_of(first))
         users_of = user if callable(user) else lambda rows: (rows if isinstance(rows, dict) else rows[0])[user]
         drawn = lambda: self._draw(chunks(), users_of, position)  # noqa: E731
-        return sampling_proof.generated(drawn, signature, self, shared, map).prefetch(1)
+        return sampling_proof.generate(drawn, signature, self, shared, map).prefetch(1)
 
     def _draw(self, chunks: Iterator[Any], users_of: Callable[[Any], Any], position: int) -> Iterator[Any]:
         import tensorflow as tf

@@ -105,7 +105,7 @@ class CorrelatedOptimizer(PrivateOptimizer):
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what was released; the buffers were not, so that a plan begins anew."""
-        with self.privacy_history.changing_plan():
+        with self.privacy_history.change_plan():
             super().load_own_variables(store)
             if self.built:
                 self.course.buffers.clear()

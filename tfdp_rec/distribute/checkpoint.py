@@ -25,7 +25,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp_rec.core.claim.entries import Entries
-from tfdp_rec.core.claim.ledger import Mark, finite, parsed, written
+from tfdp_rec.core.claim.ledger import Mark, finite, line_text, parse_line
 from tfdp_rec.core.ground.files import digest, replace_atomically, rows_at_a_time
 from tfdp_rec.core.mechanism.tables import scatter
 from tfdp_rec.distribute.sections import Lock
@@ -67,7 +67,7 @@ class Checkpoints:
             stand: dict[str, Any] = {"step": step, "ledger": None if mark is None else dataclasses.asdict(mark)}
             stand["history"] = None if history is None else history.dumps()
             with open(os.path.join(temporary, _HEADER), "wb") as file:
-                file.write(written(finite({**self._identity, **stand, "files": hashes})))
+                file.write(line_text(finite({**self._identity, **stand, "files": hashes})))
         for before in older:
             shutil.rmtree(before)
         return path
@@ -124,7 +124,7 @@ _WAY_OUT = ": put the checkpoint back from a backup, or begin anew in another di
 def _header(path: str) -> dict[str, Any]:
     name = os.path.join(path, _HEADER)
     with open(name, "rb") as file:
-        header = parsed(file.read().removesuffix(b"\n"))
+        header = parse_line(file.read().removesuffix(b"\n"))
     if header is None:
         raise ValueError(f"{name} was changed after it was written{_WAY_OUT}.")
     return header

@@ -27,7 +27,7 @@ from pathlib import Path
 from tfdp_rec.core.claim.composition import epsilon_of
 from tfdp_rec.core.claim.events import REPLACE, DpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.ledger import BrokenLedger, Chain, Ledger, Mark, Payment, Snapshot, costs_of_items
-from tfdp_rec.core.claim.profiles import composed_epsilon
+from tfdp_rec.core.claim.profiles import epsilon_of_releases
 
 UNIT = "click"
 EXACT = NonPrivateDpEvent()
@@ -75,7 +75,7 @@ class ClientAccountant:
         if not 0 <= delta < 1:
             raise ValueError(f"delta must be in [0, 1), got {delta}.")
         books = [self.history, self.labels] if disjoint else [self.history + self.labels]
-        return max(composed_epsilon(book, delta) for book in books)
+        return max(epsilon_of_releases(book, delta) for book in books)
 
 
 def _add(book: Counter[DpEvent], release: DpEvent, count: int) -> None:

@@ -40,7 +40,7 @@ from numpy.typing import ArrayLike, NDArray
 
 from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.claim.ledger import Mark, Payment, Snapshot
-from tfdp_rec.core.claim.profiles import composed_epsilon, releases_of
+from tfdp_rec.core.claim.profiles import epsilon_of_releases, releases_of
 from tfdp_rec.core.ground.files import open_atomically
 from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated import accounting, graphs
@@ -248,7 +248,7 @@ class PrivateClient:
             cheaper, dearer = (more, known) if fits else (known, more)
             if all(count <= dearer.get(release, 0) for release, count in cheaper.items()):
                 return fits
-        fits = composed_epsilon(more, self.budget_delta) <= self.budget_epsilon
+        fits = epsilon_of_releases(more, self.budget_delta) <= self.budget_epsilon
         self._known.append((more, fits))
         return fits
 

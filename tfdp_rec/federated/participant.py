@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent
 from tfdp_rec.core.claim.ledger import BrokenLedger, Ledger, Mark, Payment, Snapshot
-from tfdp_rec.core.claim.profiles import composed_epsilon, releases_of
+from tfdp_rec.core.claim.profiles import epsilon_of_releases, releases_of
 from tfdp_rec.core.ground.files import open_atomically
 from tfdp_rec.core.mechanism.noise import words
 from tfdp_rec.federated import accounting
@@ -200,7 +200,7 @@ class Participant:
         if self.terms.round_epsilon == float("inf"):
             return
         event = ComposedDpEvent([payment.event for payment in payments])
-        cost = composed_epsilon(releases_of(event), self.terms.budget_delta)
+        cost = epsilon_of_releases(releases_of(event), self.terms.budget_delta)
         if not cost <= self.terms.round_epsilon:
             raise Refused(
                 f"A round would cost epsilon = {cost:.3g}, and this node's round-epsilon is "

@@ -41,7 +41,7 @@ from tfdp_rec.core.claim.events import (
 )
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.core.claim.ledger import Chain, Ledger, Payment
-from tfdp_rec.core.claim.statement import rounded_up
+from tfdp_rec.core.claim.statement import round_up
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.sums import set_union
 
@@ -175,11 +175,11 @@ class Budget:
         """Raises if paying for these events would pass what was decided."""
         after = ledger.epsilon(self.delta, more=[Payment(event) for event in events]) if events else 0.0
         if after > self.epsilon:
-            spent = rounded_up(ledger.epsilon(self.delta)) if ledger.paid else 0.0
+            spent = round_up(ledger.epsilon(self.delta)) if ledger.paid else 0.0
             days = "1 day" if self.days == 1 else f"{self.days} days"
             raise ValueError(
                 f"{ledger.path} has spent epsilon = {spent:g} of the {self.epsilon:g} that the first day decided on "
-                f"for {days} (--epsilon, --days), and this day would make it {rounded_up(after):g}: what is released "
+                f"for {days} (--epsilon, --days), and this day would make it {round_up(after):g}: what is released "
                 "can be served on, and nothing more is to be asked of these users."
             )
 
@@ -197,7 +197,7 @@ class Budget:
                 users += f", in all but training steps, which add up {together}"
         return {
             "Days": f"{day} so far, of at most {self.days}, {users}; never above epsilon = "
-            f"{rounded_up(self.epsilon):g}, as the first day decided. What follows is of the last of them"
+            f"{round_up(self.epsilon):g}, as the first day decided. What follows is of the last of them"
         }  # fmt: skip
 
     def public_numbers(self, users: int) -> str:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.composition import epsilon_of
 from tfdp_rec.core.claim.events import ComposedDpEvent, GaussianDpEvent, NonPrivateDpEvent
-from tfdp_rec.core.claim.statement import Statement, rounded_up
+from tfdp_rec.core.claim.statement import Statement, round_up
 from tfdp_rec.core.ground.files import replace_atomically, rows_at_a_time
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items, as_kind
@@ -432,6 +432,6 @@ def _say_end(job: Job, material: Material, titles: Mapping[Any, str], results: S
     if results[0]["test_users"]:
         print(f"\nHeld-out users, without noise, for you alone:\n{report.text(results)}")
     is_private = names.look_up(settings.released_name).claims_epsilon
-    spent = rounded_up(job.chain.epsilon(delta)) if is_private else float("inf")
+    spent = round_up(job.chain.epsilon(delta)) if is_private else float("inf")
     folder, cost = job.state.folder.path, f"epsilon = {spent:g} at delta = {delta:g}"
     print(f"\n{folder / PRIVATE}/report.html   {folder / RELEASE / SERVABLE}   {cost}")

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import tfdp_rec
-from tfdp_rec.core.claim.statement import Statement, rounded_up
+from tfdp_rec.core.claim.statement import Statement, round_up
 from tfdp_rec.job import page
 from tfdp_rec.job.evaluation import HISTORY, KS
 from tfdp_rec.job.recommenders import names
@@ -171,7 +171,7 @@ def _tests(report: RunReport) -> list[str]:
 
 
 def _epsilon(value: float | None) -> str:
-    return "∞" if value is None or math.isinf(value) else f"{rounded_up(value):g}"
+    return "∞" if value is None or math.isinf(value) else f"{round_up(value):g}"
 
 
 def _interval(result: Mapping[str, Any], metric: str, digits: int) -> str:

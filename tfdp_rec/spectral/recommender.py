@@ -31,7 +31,7 @@ from tfdp_rec.core.claim.composition import epsilon_of
 from tfdp_rec.core.claim.entries import Use, id_of_use
 from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
-from tfdp_rec.core.claim.statement import Statement, rounded_up
+from tfdp_rec.core.claim.statement import Statement, round_up
 from tfdp_rec.core.ground.files import Path, open_atomically
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.log import Catalogue, log_of
@@ -181,7 +181,7 @@ class SpectralRecommender:
             return Statement({"Guarantee": "none: the noise was supplied by a test, and can be subtracted"})
         spent = epsilon_of(ComposedDpEvent([event for event, _ in self.uses]), self.delta)  # of all fits in its sums
         return Statement({
-            "Guarantee": f"(epsilon = {rounded_up(spent):g}, delta = {self.delta:g})-differential privacy",
+            "Guarantee": f"(epsilon = {round_up(spent):g}, delta = {self.delta:g})-differential privacy",
             "Protected unit": "one user, with all of their history",
             "Adjacency": "zero-out: data sets that differ by one user, which contributes nothing in one of them",
             "Mechanism": f"{self.counted_users}counts of all items with Gaussian noise of multiplier "

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Drawn, Source, checked_batch, without_draw
+from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Drawn, Source, check_batch, strip_draw
 from tfdp_rec.core.sensitivity import batches
 from tfdp_rec.core.sensitivity.batches import map_examples
 
@@ -47,7 +47,7 @@ class Batch:
     @classmethod
     def from_draw(cls, data: Any, shared_inputs: Sequence[str], expected_batch_size: float) -> Batch:
         """The batch of a training step, whose proof of its draw, if it has one, is checked and used up."""
-        examples, source = checked_batch(_strip_lookahead(data), shared_inputs, expected_batch_size)
+        examples, source = check_batch(_strip_lookahead(data), shared_inputs, expected_batch_size)
         upcoming = data.upcoming if isinstance(data, LookAhead) else {}
         return dataclasses.replace(cls.from_data(examples, shared_inputs), upcoming=upcoming, source=source)
 
@@ -59,7 +59,7 @@ class Batch:
 
 def examples_of(data: Any) -> Any:
     """The batch as the model takes it, or its spec, without look-ahead, trailing Nones and the proof of its draw."""
-    return _strip_nones(without_draw(_strip_lookahead(data)))
+    return _strip_nones(strip_draw(_strip_lookahead(data)))
 
 
 def _strip_lookahead(data: Any) -> Any:

@@ -63,10 +63,10 @@ def take_over(before: Any, after: Any, kept: Kept, replaced: frozenset[str] = fr
 def _refuse_unfit(before: Any, pairs: Sequence[_Pair], carries: bool) -> None:
     before.saved_history()  # of a model that another one on its layers has trained, this makes the history
     history = before.privacy_history
-    if history is not None and history.undescribed:
+    if history is not None and history.undescribed_steps:
         raise ValueError(
-            f"The optimizer has made {history.undescribed} steps that the model's privacy history does not describe: a "
-            "model that goes on would not tell of them."
+            f"The optimizer has made {history.undescribed_steps} steps that the model's privacy history does not "
+            "describe: a model that goes on would not tell of them."
         )
     if not carries:
         return

@@ -20,9 +20,9 @@ from tfdp_rec.core.claim.sampling_proof import (
     Drawn,
     as_drawn,
     as_tensors,
-    giving_every_draw,
+    note_every_draw,
     refuse_choosing,
-    without_draw,
+    strip_draw,
 )
 from tfdp_rec.core.ground.keras_internals import build_metrics, layers_within
 from tfdp_rec.core.sensitivity.batches import open_specs
@@ -70,13 +70,13 @@ def lookahead(dataset: tf.data.Dataset, model: Any, reader: Any = None) -> tf.da
     if is_lookahead(dataset):
         return dataset
     spec = dataset.element_spec
-    _blank(without_draw(spec))  # ahead of the reader, whose refusals are of layers
+    _blank(strip_draw(spec))  # ahead of the reader, whose refusals are of layers
     reader = reader or model.table_reader(spec)
 
     @_as_it_is
     def read(*batch: Any) -> tuple[Any, dict[str, tf.Tensor]]:
         given = _batch(batch, spec)
-        return as_tensors(given), reader(without_draw(given))
+        return as_tensors(given), reader(strip_draw(given))
 
     @_as_it_is
     def pair(previous: Any, new: tuple[Any, Any]) -> tuple[Any, tuple[Any, Any]]:
@@ -94,7 +94,7 @@ def lookahead(dataset: tf.data.Dataset, model: Any, reader: Any = None) -> tf.da
     ahead = pairs.map(join).prefetch(2)
     if isinstance(spec, Drawn):
         refuse_choosing(dataset)
-        giving_every_draw(ahead)
+        note_every_draw(ahead)
     return ahead
 
 

@@ -61,7 +61,7 @@ class PrivacyBudget(keras.callbacks.Callback):
                 f"PrivacyBudget needs a private optimizer such as tfdp_rec.DPSGD, got {self.model.optimizer!r}."
             )
         self.accountant.follow(self.model)
-        self.accountant.give_back_unused()  # what a fit that was cut off left open: each is paid for by itself
+        self.accountant.give_back_rest()  # what a fit that was cut off left open: each is paid for by itself
         self._check_source()
         # The optimizer's own choices, such as a pre-selection of rows, cost before the first step.
         for use in getattr(self.model.optimizer, "events_before_training", list)():
@@ -98,7 +98,7 @@ class PrivacyBudget(keras.callbacks.Callback):
             logs["epsilon"] = self.accountant.epsilon()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
-        self.accountant.give_back_unused()
+        self.accountant.give_back_rest()
         self.model.optimizer.privacy_history.lift()
 
     def _check_source(self) -> None:
@@ -128,7 +128,7 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def _describe_end(self) -> str:
         accountant, more = self.accountant, int(self.model.steps_per_execution)
-        steps, lost, epsilon = accountant.steps, accountant.lost, f"{accountant.epsilon():.4g}"
+        steps, lost, epsilon = accountant.steps, accountant.missing_steps, f"{accountant.epsilon():.4g}"
         said = f"All {steps:,} steps are made, for epsilon {epsilon}"
         if self.steps is None or steps < self.steps:
             target = f"{epsilon} of {self.target_epsilon:g} after {steps:,} steps, and {more} more would not fit"

@@ -28,10 +28,10 @@ from tfdp_rec.core.claim import events
 from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.allowance import Allowance
 from tfdp_rec.core.claim.calibration import least_noise
-from tfdp_rec.core.claim.composition import checked_epsilon
+from tfdp_rec.core.claim.composition import check_epsilon
 from tfdp_rec.core.claim.entries import Entries, Use
 from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, PlannedDpEvent
-from tfdp_rec.core.claim.ledger import Ledger, Payment, canonical, composed, finite
+from tfdp_rec.core.claim.ledger import Ledger, Payment, canonical, compose, finite
 from tfdp_rec.core.claim.schemes import Sampling, fold_gaussians
 from tfdp_rec.core.claim.spending import Unaccounted
 from tfdp_rec.core.ground.files import Path
@@ -130,7 +130,7 @@ class PrivatePlan:
             return float(self._given_noise or 0.0)
         ledger = self._payer.spending.payments.ledger
         # A ledger holds the uses of `spent` already.
-        besides = [composed(ledger.paid)] if ledger else [event for event, _ in self._uses.values()]
+        besides = [compose(ledger.paid)] if ledger else [event for event, _ in self._uses.values()]
         noise = self._find_noise() or least_noise(
             self._target, self.delta, self.sampling, self.steps, self._payer.accountant, self.make_event, besides,
             self._payer.limit,
@@ -174,7 +174,7 @@ class PrivatePlan:
         ledger = self._payer.spending.payments.ledger
         if self._target is None or ledger is None:
             return
-        checked_epsilon(self._target)
+        check_epsilon(self._target)
         noted, spent = self._find_noise(), self._payer.epsilon()
         if noted and self.correlation:
             return  # continuing a planned training is free; the budget refuses what would cost

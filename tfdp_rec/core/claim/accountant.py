@@ -23,12 +23,12 @@ from dp_accounting import DpEvent
 
 from tfdp_rec.core.claim import events
 from tfdp_rec.core.claim.composition import (
+    check_epsilon,
     check_supported,
-    checked_count,
-    checked_epsilon,
     epsilon_of,
     most_steps,
     searches,
+    valid_count,
 )
 from tfdp_rec.core.claim.entries import Entries, Entry, Use
 from tfdp_rec.core.claim.filters import PrivacyFilter
@@ -86,7 +86,7 @@ class Accountant:
         if accountant not in ("pld", "rdp"):
             raise ValueError(f'accountant must be "pld" or "rdp", got {accountant!r}.')
         self.sampling = sampling
-        self.delta = _checked_delta(delta, sampling.num_units, allow_large_delta)
+        self.delta = _valid_delta(delta, sampling.num_units, allow_large_delta)
         self.accountant = accountant
         self.event = event
         self._epsilons, self._most = dict[str, float](), dict[Any, int]()
@@ -136,15 +136,15 @@ class Accountant:
         return sum(entry.steps for entry in self._own())
 
     @property
-    def lost(self) -> int:
+    def missing_steps(self) -> int:
         """Number of steps that are paid for and that no followed model has, such as those that a crash took."""
         mine = self.sampling.get_state()
-        return self.steps - sum(e.steps for e in self.spending.carried if not e.label and e.sampling == mine)
+        return self.steps - sum(e.steps for e in self.spending.history if not e.label and e.sampling == mine)
 
     @property
     def void(self) -> str:
         """Reason why there is no guarantee, such as sampling or noise that can be repeated; empty if there is one."""
-        return " and ".join(dict.fromkeys(entry.void for entry in self.spending.carried if entry.void))
+        return " and ".join(dict.fromkeys(entry.void for entry in self.spending.history if entry.void))
 
     @property
     def limit(self) -> PrivacyFilter | None:
@@ -174,7 +174,7 @@ class Accountant:
     def runs(self, steps: int | None = None) -> list[tuple[DpEvent, int]]:
         """(event, steps) pairs of the first `steps` steps: those made, then more of the present event."""
         own = self._own()
-        left = sum(entry.steps for entry in own) if steps is None else checked_count("steps", steps)
+        left = sum(entry.steps for entry in own) if steps is None else valid_count("steps", steps)
         runs: list[tuple[DpEvent, int]] = []
         further = [(self.event, left)] if left else []
         for event, count in [*((entry.event, entry.steps) for entry in own), *further]:
@@ -206,7 +206,7 @@ class Accountant:
 
         It is at most 10^9, and the number of steps made if these cost more already.
         """
-        checked_epsilon(target_epsilon)
+        check_epsilon(target_epsilon)
         if self.void or not events.is_private(self.event):
             return self.steps
         runs = self.runs()
@@ -244,13 +244,13 @@ class Accountant:
         check_supported(event, self.accountant)
         self.spending.spend(Use(event, label, id))
 
-    def give_back_unused(self) -> None:
+    def give_back_rest(self) -> None:
         """Gives back the steps that were paid for in the ledger and will not be made."""
-        self.spending.give_back_unused()
+        self.spending.give_back_rest()
 
     def close(self) -> None:
         """Gives back unused payments and releases the ledger for other processes; ε and statement stay available."""
-        self.give_back_unused()
+        self.give_back_rest()
         if self.spending.payments.ledger is not None:
             self.spending.payments.ledger.close()
 
@@ -265,7 +265,7 @@ class Accountant:
         after = self.steps if steps is None else steps
         return statement(
             sampling=self.sampling, epsilon=self.epsilon(after), delta=self.delta, whole=self.dp_event(after),
-            runs=self.runs(after), besides=self.spent_besides, ordinary=self.spending.carried.ordinary, void=self.void,
+            runs=self.runs(after), besides=self.spent_besides, ordinary=self.spending.history.ordinary, void=self.void,
             made=self.steps > 0, ledger=ledger, limit=self.limit,
             accountant=self.accountant,
         )  # fmt: skip
@@ -296,7 +296,7 @@ class Accountant:
                 )
 
 
-def _checked_delta(delta: float, num_units: int, allow_large: bool) -> float:
+def _valid_delta(delta: float, num_units: int, allow_large: bool) -> float:
     if not 0 < delta < 1:
         raise ValueError(f"delta must be between 0 and 1, got {delta!r}.")
     if delta > 1 / num_units and not allow_large:

@@ -50,12 +50,13 @@ class Allowance:
         accountant, optimizer, name = self.accountant, self._optimizer, self.accountant.sampling.name
         self._meter.open(0, name, self._meter.id_of(name), self._in_fit)  # stays closed where there is no price
         accountant.spending.refuse()
-        self._others = [each for one in accountant.spending.meters for each in one.related if each is not self._meter]
+        related = [each for one in accountant.spending.meters for each in one.related_meters]
+        self._others = [each for each in related if each is not self._meter]
         accountant.set_event(optimizer.dp_event())
         most = accountant.max_steps(self.target)
         self._limit = most if self.steps is None else min(most, self.steps)
         left = max(0, self._limit - accountant.steps)
-        self._open(min(left, accountant.spending.ahead_for(accountant.event, optimizer, left)), left)
+        self._open(min(left, accountant.spending.prepaid_steps(accountant.event, optimizer, left)), left)
 
     def _open(self, paid: int, left: int) -> None:
         accountant = self.accountant
@@ -67,12 +68,12 @@ class Allowance:
         # A crash would lose what is paid ahead: no more than `block` steps, unless `steps` are more.
         left = self.left(optimizer)
         if left < steps:
-            raise ValueError(self._overspending(steps))
+            raise ValueError(self._overspend_message(steps))
         if left - self._unpaid < steps:  # the gate is open for fewer
             spending, event = self.accountant.spending, self.accountant.event
             self._open(spending.pay_ahead(event, steps, left, optimizer, block), left)
 
-    def _overspending(self, ahead: int) -> str:
+    def _overspend_message(self, ahead: int) -> str:
         accountant = self.accountant
         besides = "; ".join(dict.fromkeys(label for _, label in accountant.spent_besides))
         if besides and not accountant.steps:

@@ -13,9 +13,9 @@ from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
 from scipy import optimize
 
 from tfdp_rec.core.claim.accountant import Accountant
-from tfdp_rec.core.claim.composition import checked_count, checked_epsilon, epsilon_of, searches
+from tfdp_rec.core.claim.composition import check_epsilon, epsilon_of, searches, valid_count
 from tfdp_rec.core.claim.filters import PrivacyFilter
-from tfdp_rec.core.claim.ledger import Ledger, composed
+from tfdp_rec.core.claim.ledger import Ledger, compose
 from tfdp_rec.core.claim.schemes import Sampling
 
 Search = tuple[str, float]  # accountant, and factor on its grid
@@ -52,11 +52,11 @@ def calibrate_noise(
         >>> round(noise, 2)
         1.00
     """
-    if checked_count("steps", steps) == 0:
+    if valid_count("steps", steps) == 0:
         raise ValueError("steps must be at least 1, got 0.")
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share!r}.")
-    others = list(spent) + ([(composed(ledger.paid), "what the ledger holds")] if ledger else [])
+    others = list(spent) + ([(compose(ledger.paid), "what the ledger holds")] if ledger else [])
     limit = ledger.limit if ledger else None
     if limit is None and share != 1:
         raise ValueError("share= is a fraction of a filter's rest: give ledger=, a ledger that was begun with limit=.")
@@ -73,7 +73,7 @@ def least_noise(
     make_event: Callable[[float], DpEvent], besides: Sequence[DpEvent], limit: PrivacyFilter | None, share: float = 1.0,
 ) -> float:  # fmt: skip
     """As `calibrate_noise`, of events that an accountant has checked, beside all else that the budget pays for."""
-    checked_epsilon(target_epsilon)
+    check_epsilon(target_epsilon)
     if limit is not None:
         if limit.claim(delta) > target_epsilon:
             raise ValueError(
@@ -85,18 +85,18 @@ def least_noise(
     held = limit.used(ComposedDpEvent(besides)) if limit else 0.0
     rest = share * (1 - held) if limit else target_epsilon
 
-    def spent_with(noise: float, count: int) -> DpEvent:
+    def total_event(noise: float, count: int) -> DpEvent:
         return ComposedDpEvent([*besides, sampling.compose_history([(make_event(noise), count)])])
 
     @functools.cache
     def excess(noise: float, by: str, coarser: float) -> float:
         if limit is not None:
-            return min(limit.used(spent_with(noise, steps)) - held - rest, 1e9)
-        return min(epsilon_of(spent_with(noise, steps), delta, by, coarser) - rest, 1e9)
+            return min(limit.used(total_event(noise, steps)) - held - rest, 1e9)
+        return min(epsilon_of(total_event(noise, steps), delta, by, coarser) - rest, 1e9)
 
     near = _NEAR * rest
     # A quick search first, unless its price of all else passes the budget; closer ones begin at its answer.
-    first, *closer = searches(spent_with(1.0, 1), accountant)
+    first, *closer = searches(total_event(1.0, 1), accountant)
     while (between := _bracket(excess, first)) is None:
         if not closer or not besides:
             raise ValueError(
@@ -135,11 +135,11 @@ def _bracket(excess: Callable[..., float], by: Search) -> tuple[float, float] | 
 def _least(excess: Callable[..., float], by: Search, low: float, high: float, near: float) -> float:
     """A multiplier between one that is too small and one that is enough, with which at most `near` is left over."""
 
-    def missed(noise: float) -> float:
+    def distance(noise: float) -> float:
         found = excess(noise, *by)
         return 0.0 if -near <= found <= 0 else found + near / 2  # the search ends at the first 0
 
-    noise = float(optimize.brentq(missed, low, high, rtol=1e-5))
+    noise = float(optimize.brentq(distance, low, high, rtol=1e-5))
     while excess(noise, *by) > 0:
         noise *= 1.00005
     return noise

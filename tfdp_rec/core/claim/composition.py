@@ -54,29 +54,29 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
     """
     check_delta(delta)
     events.to_json(event)
-    event, failing = events.without_failures(event)
+    event, failing = events.split_failures(event)
     delta -= failing
     if not events.is_private(event) or (failing and delta <= 0):
         return math.inf
     event = events.as_priced(event)
     if events.is_release(event):
-        return profiles.composed_epsilon(profiles.releases_of(event), delta)
+        return profiles.epsilon_of_releases(profiles.releases_of(event), delta)
     check_supported(event, accountant)
     if accountant == "rdp":
-        return _by_rdp(event, delta, whole_orders() if coarser > 1 else orders())
+        return _rdp_epsilon(event, delta, whole_orders() if coarser > 1 else orders())
     by_rdp = 0.0
     if quickest(event, accountant) == "rdp":  # at most a little above pld's: it chooses the grid
-        by_rdp = _by_rdp(event, delta, whole_orders())
-        by_rdp = by_rdp if by_rdp <= _PLD_FINE_UP_TO else _by_rdp(event, delta, orders())
+        by_rdp = _rdp_epsilon(event, delta, whole_orders())
+        by_rdp = by_rdp if by_rdp <= _PLD_FINE_UP_TO else _rdp_epsilon(event, delta, orders())
     if by_rdp > _PLD_UP_TO:
         return by_rdp
     # Gaussians that are not sampled are one: `_losses_of`.
     convolved = sum(1 if isinstance(part, GaussianDpEvent) else count for part, count in events.parts_of(event))
     certain = profiles.certain_delta(delta, convolved)
     if certain <= 0.0:  # pld cannot tell so small a δ from 0
-        return _by_rdp(event, delta, orders()) if quickest(event, accountant) == "rdp" else math.inf
+        return _rdp_epsilon(event, delta, orders()) if quickest(event, accountant) == "rdp" else math.inf
     grid = _PLD_GRID * coarser * max(1.0, by_rdp / _PLD_FINE_UP_TO)
-    return _by_pld(event, certain, grid)
+    return _pld_epsilon(event, certain, grid)
 
 
 def epsilon_of_divergences(orders: Sequence[float], divergences: ArrayLike, delta: float) -> float:
@@ -84,7 +84,7 @@ def epsilon_of_divergences(orders: Sequence[float], divergences: ArrayLike, delt
     return float(compute_epsilon(orders, divergences, delta)[0])
 
 
-def _by_rdp(event: DpEvent, delta: float, at: tuple[float, ...]) -> float:
+def _rdp_epsilon(event: DpEvent, delta: float, at: tuple[float, ...]) -> float:
     return epsilon_of_divergences(at, divergences(event, at), delta)
 
 
@@ -106,7 +106,7 @@ def divergences(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64
     return sum(parts, np.zeros(len(orders)))
 
 
-def _by_pld(event: DpEvent, delta: float, grid: float) -> float:
+def _pld_epsilon(event: DpEvent, delta: float, grid: float) -> float:
     losses = [_losses_of(part, count, grid) for part, count in events.parts_of(event)]
     known = [loss for loss in losses if loss is not None]
     if len(known) < len(losses) or not losses:
@@ -130,12 +130,12 @@ def _divergences(part: str, orders: tuple[float, ...]) -> NDArray[np.float64]:
     """Rényi divergences of one event at some orders, rounded up; infinite where none is known or a series diverges."""
     event, alpha = events.as_priced(events.from_json(json.loads(part))), np.array(orders)
     absl = logging.getLogger("absl")
-    absl.addFilter(_without_series)
+    absl.addFilter(_is_news)
     try:
         if isinstance(event, PureDpEvent) and events.is_private(event):
             found = profiles.pure_divergences(event.epsilon, alpha)
         elif isinstance(event, PaddedDpEvent):
-            found = profiles.padded_divergences(event.padding, divergences(event.event, orders), alpha)
+            found = profiles.divergences_under_padding(event.padding, divergences(event.event, orders), alpha)
         elif events.is_private(event) and RdpAccountant().supports(event):
             found = RdpAccountant(list(orders)).compose(event).rdp
         else:
@@ -143,10 +143,10 @@ def _divergences(part: str, orders: tuple[float, ...]) -> NDArray[np.float64]:
         found = np.where(np.isnan(found), np.inf, found)  # every comparison with NaN is false
         return np.maximum(found, 0.0) + _ROUNDING / np.minimum(alpha - 1.0, 1.0)  # log A(α) / (α - 1)
     finally:
-        absl.removeFilter(_without_series)
+        absl.removeFilter(_is_news)
 
 
-def _without_series(record: logging.LogRecord) -> bool:
+def _is_news(record: logging.LogRecord) -> bool:
     """Keeps out the messages about orders without a finite series: the other orders give a valid bound."""
     return "failed to converge" not in record.getMessage()
 
@@ -188,12 +188,12 @@ def quickest(event: DpEvent, accountant: str) -> str:
 
 
 def _whole(event: DpEvent) -> DpEvent:
-    return events.as_priced(events.without_failures(event)[0])
+    return events.as_priced(events.split_failures(event)[0])
 
 
 def check_supported(event: DpEvent, accountant: str) -> None:
     """Raises for an event that an accountant cannot account for."""
-    if events.planned_in(event):
+    if events.has_plan(event):
         raise ValueError(
             "Correlated noise is planned for a whole training on data in one order, and has no guarantee on batches "
             "that are drawn at random: account for it with tfdp_rec.privacy.FixedOrder or BoundedStream, and train on "
@@ -201,7 +201,7 @@ def check_supported(event: DpEvent, accountant: str) -> None:
         )
     if events.is_private(event) and not _fresh(accountant).supports(_whole(event)):
         raise ValueError(
-            f"The {accountant} accountant cannot account for {events.in_words(event)}; try "
+            f"The {accountant} accountant cannot account for {events.describe(event)}; try "
             f'accountant="{"rdp" if accountant == "pld" else "pld"}".'
         )
 
@@ -220,14 +220,14 @@ def check_delta(delta: float) -> None:
         raise ValueError(f"delta must be at least 0 and below 1, got {delta!r}.")
 
 
-def checked_epsilon(target_epsilon: float) -> None:
+def check_epsilon(target_epsilon: float) -> None:
     """Raises for a budget that is not positive, or so large that it promises nothing and overflows."""
     if not 0 < target_epsilon <= _MOST_EPSILON:
         words = "at most 100,000" if _MOST_EPSILON < target_epsilon < math.inf else "positive and finite"
         raise ValueError(f"target_epsilon must be {words}, got {target_epsilon!r}.")
 
 
-def checked_count(name: str, value: int) -> int:
+def valid_count(name: str, value: int) -> int:
     """A number of steps, at least 0."""
     if int(value) != value or value < 0:
         raise ValueError(f"{name} must be a whole number, at least 0, got {value!r}.")

@@ -137,25 +137,25 @@ class Entries:
     def add(self, entry: Entry, id: str | None = None) -> str:
         """Adds an entry unless one with this id has at least as many steps; returns the id."""
         id = id or new_id()
-        before = self._checked(id, entry)
+        before = self._present(id, entry)
         # An entry only grows, so the larger count is the later one.
         if before is None or before.steps < entry.steps:
             self._by_id[id] = entry
         return id
 
-    def _checked(self, id: str, entry: Entry) -> Entry | None:
+    def _present(self, id: str, entry: Entry) -> Entry | None:
         # The present entry of an id. One of another event or sampling would be lost in a merge.
         before = self._by_id.get(id)
         if before is not None and dataclasses.replace(before, steps=entry.steps) != entry:
             raise ValueError(
-                f"Two expenses have the id {id!r}, {events.in_words(before.event)} and {events.in_words(entry.event)}: "
+                f"Two expenses have the id {id!r}, {events.describe(before.event)} and {events.describe(entry.event)}: "
                 "only one would be counted. Give each an id of its own, or leave id= out."
             )
         return before
 
     def extend(self, id: str, entry: Entry) -> None:
         """Adds steps to the entry with this id, or makes it."""
-        before = self._checked(id, entry)
+        before = self._present(id, entry)
         self._by_id[id] = dataclasses.replace(entry, steps=entry.steps + (before.steps if before else 0))
 
     def merge(self, other: Entries) -> None:

@@ -99,7 +99,7 @@ KINDS: dict[type, Kind] = {
 }
 
 
-def _by_name() -> dict[str, type]:
+def _kinds_by_name() -> dict[str, type]:
     return {kind.__name__: kind for kind in KINDS}
 
 
@@ -143,11 +143,11 @@ def to_json(event: DpEvent) -> dict[str, Any]:
         ValueError: A class is unknown, a field is out of its range, or a failure is within a sampling.
     """
     name = type(event).__name__
-    if isinstance(event, PoissonSampledDpEvent) and without_failures(event.event)[1] > 0:
-        what = in_words(event)
+    if isinstance(event, PoissonSampledDpEvent) and split_failures(event.event)[1] > 0:
+        what = describe(event)
         raise ValueError(f"What fails within a sampling has no price here: {what}. Pay for it as if unsampled.")
     if type(event) not in KINDS:
-        raise ValueError(f"{event!r} is not an event this accountant knows; known are {', '.join(_by_name())}.")
+        raise ValueError(f"{event!r} is not an event this accountant knows; known are {', '.join(_kinds_by_name())}.")
     return {"type": name} | {field: _plain(field, value) for field, value in _fields(event).items()}
 
 
@@ -175,7 +175,7 @@ def from_json(fields: dict[str, Any]) -> DpEvent:
     """
     arguments = dict(fields)
     name = arguments.pop("type", None)
-    known = _by_name()
+    known = _kinds_by_name()
     if name not in known:
         raise ValueError(f"Unknown event type {name!r}; known are {', '.join(known)}.")
     if "event" in arguments:
@@ -188,14 +188,14 @@ def from_json(fields: dict[str, Any]) -> DpEvent:
         raise ValueError(f"A {name} of another version of tfdp_rec, which has other fields: {problem}.") from problem
 
 
-def in_words(event: DpEvent) -> str:
+def describe(event: DpEvent) -> str:
     """The event as part of a sentence, such as "3 times Gaussian noise of multiplier 2".
 
     Args:
         event: Event to describe.
     """
     fields = _fields(event)
-    inner = " and ".join(in_words(part) for part in _inner(event))
+    inner = " and ".join(describe(part) for part in _inner(event))
     unknown = KINDS[NonPrivateDpEvent]
     return KINDS.get(type(event), unknown).words.format(**fields | {"event": inner, "events": inner})
 
@@ -211,9 +211,9 @@ def is_release(event: DpEvent) -> bool:
     return isinstance(event, PureDpEvent | PaddedDpEvent) or any(map(is_release, _inner(event)))
 
 
-def planned_in(event: DpEvent) -> bool:
+def has_plan(event: DpEvent) -> bool:
     """Whether an event contains single steps of a planned training."""
-    return isinstance(event, PlannedDpEvent) or any(map(planned_in, _inner(event)))
+    return isinstance(event, PlannedDpEvent) or any(map(has_plan, _inner(event)))
 
 
 def parts_of(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
@@ -227,24 +227,24 @@ def parts_of(event: DpEvent, times: int = 1) -> Iterator[tuple[DpEvent, int]]:
         yield event, times
 
 
-def without_failures(event: DpEvent) -> tuple[DpEvent, float]:
+def split_failures(event: DpEvent) -> tuple[DpEvent, float]:
     """An event without its failures, and the sum of their probabilities δ', which adds to the δ of the rest."""
     # Failures under Poisson sampling stay, unless they never come: no pricing of them is known, and accountants refuse
     # the event.
     if isinstance(event, FailingDpEvent):
         return NoOpDpEvent(), event.delta
     if isinstance(event, ComposedDpEvent):
-        parts = [without_failures(part) for part in event.events]
+        parts = [split_failures(part) for part in event.events]
         lost = math.fsum(delta for _, delta in parts)
         kept = [part for part, _ in parts]
         same = all(new is old for new, old in zip(kept, event.events))
         return (event, 0.0) if same else (ComposedDpEvent(kept), lost)
     if isinstance(event, SelfComposedDpEvent):
-        part, delta = without_failures(event.event)
+        part, delta = split_failures(event.event)
         same = part is event.event
         return (event, 0.0) if same else (SelfComposedDpEvent(part, event.count), event.count * delta)
     if isinstance(event, PoissonSampledDpEvent):
-        part, delta = without_failures(event.event)
+        part, delta = split_failures(event.event)
         if part is event.event or delta > 0:
             return event, 0.0
         # Accountants know no sample of nothing.

@@ -11,7 +11,7 @@ Fetch = Callable[[np.ndarray], Any]
 Shared = Callable[[], dict[str, Any]]
 
 
-def checked_rows(rows: Any, size: int) -> Any:
+def require_rows(rows: Any, size: int) -> Any:
     """The arrays that `fetch` returned, each of which must have `size` rows."""
     import tensorflow as tf
 
@@ -27,10 +27,10 @@ def checked_rows(rows: Any, size: int) -> Any:
     return rows
 
 
-def joined(rows: Any, shared: dict[str, Any]) -> Any:
+def join(rows: Any, shared: dict[str, Any]) -> Any:
     """A batch with its shared inputs in its dict, or in the first of a tuple."""
     if isinstance(rows, tuple) and rows and not hasattr(rows, "_fields"):
-        return (joined(rows[0], shared), *rows[1:])
+        return (join(rows[0], shared), *rows[1:])
     if not isinstance(rows, dict) or not isinstance(shared, dict) or set(rows) & set(shared):
         raise ValueError(
             "shared= must give a dict, and fetch a dict (or a tuple that begins with one) without those keys, to which "
@@ -55,7 +55,7 @@ def signature_of(fetch: Fetch, num_units: int) -> Any:
     import tensorflow as tf
 
     sizes = range(min(3, num_units + 1))
-    probes = [tf.nest.map_structure(np.asarray, checked_rows(fetch(np.arange(size)), size)) for size in sizes]
+    probes = [tf.nest.map_structure(np.asarray, require_rows(fetch(np.arange(size)), size)) for size in sizes]
     for probe in probes[1:]:
         tf.nest.assert_same_structure(probes[0], probe)
 

@@ -43,7 +43,7 @@ import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
 
 from tfdp_rec.core.claim import events
-from tfdp_rec.core.claim.composition import check_delta, checked_epsilon, divergences, epsilon_of_divergences, orders
+from tfdp_rec.core.claim.composition import check_delta, check_epsilon, divergences, epsilon_of_divergences, orders
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 
 _SLACK = 1e-6  # of the limit: more than sums of floats, or another version of dp_accounting, differ by
@@ -65,7 +65,7 @@ class PrivacyFilter(abc.ABC):
     failing: float = 0.0
 
     def __post_init__(self) -> None:
-        checked_epsilon(self.epsilon)
+        check_epsilon(self.epsilon)
         if not 0 < self.delta < 1:
             raise ValueError(f"delta must be between 0 and 1, got {self.delta!r}.")
         if not (0 <= self.failing and self._rest > 0):
@@ -88,7 +88,7 @@ class PrivacyFilter(abc.ABC):
     def used(self, event: DpEvent) -> float:
         """Fraction of the budget that an `event`, or a composition of events, uses; infinite if it has no price."""
         events.to_json(event)
-        event, failing = events.without_failures(event)
+        event, failing = events.split_failures(event)
         # Failures and divergences have budgets of their own; the fuller one decides.
         share = failing / self.failing if self.failing else math.inf if failing else 0.0
         return max(share, self._amount(event) / self.limit)
@@ -106,7 +106,7 @@ class PrivacyFilter(abc.ABC):
         """Raises `ValueError` for an `event` that this filter cannot price."""
         if math.isinf(self.used(event)):
             raise ValueError(
-                f"{events.in_words(event)[:150]} has no price in {self}: {self._lacks}, or it may fail and there is no "
+                f"{events.describe(event)[:150]} has no price in {self}: {self._lacks}, or it may fail and there is no "
                 "share of delta for that (failing=). Pay for it in a ledger of payments that are fixed in advance."
             )
 

@@ -14,7 +14,7 @@ import math
 
 from scipy import optimize, special
 
-from tfdp_rec.core.claim.composition import checked_epsilon
+from tfdp_rec.core.claim.composition import check_epsilon
 
 _ROUNDED_UP = 1e-4  # most that the grid of dp_accounting's PLD overstates an ε up to 50; in proportion above
 
@@ -33,7 +33,7 @@ def noise_of_one_release(epsilon: float, delta: float) -> float:
         >>> round(noise_of_one_release(8.0, 1e-6), 3)
         0.653
     """
-    checked_epsilon(epsilon)
+    check_epsilon(epsilon)
     if not 0 < delta < 1:
         raise ValueError(f"delta must be between 0 and 1, got {delta!r}.")
     # An accountant adds its grid's error to ε: the search aims below ε by that much.

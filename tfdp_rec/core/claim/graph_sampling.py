@@ -44,7 +44,7 @@ def poisson_indices(num_units: int, probability: float) -> tf.Tensor:
     return tf.boolean_mask(drawn, drawn < num_units)
 
 
-def numbered_draws(num_units: int, probability: float) -> tf.data.Dataset:
+def make_draws(num_units: int, probability: float) -> tf.data.Dataset:
     """Endless (iteration, number, indices): Poisson samples, with a new name for each iteration."""
 
     def draw(iteration: tf.Tensor, number: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:

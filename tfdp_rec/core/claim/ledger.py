@@ -147,7 +147,7 @@ class Mark:
     head: str  # hash of the last line
 
 
-def written(fields: Mapping[str, Any]) -> bytes:
+def line_text(fields: Mapping[str, Any]) -> bytes:
     """The text of a line, with its hash."""
     return (canonical({**fields, "hash": _digest(fields)}) + "\n").encode()
 
@@ -183,7 +183,7 @@ class Chain:
     def _add_all(self, text: bytes) -> bytes:
         # Adds all lines of a file; returns the newline that the last one may lack.
         end = text.rfind(b"\n") + 1
-        if text[end:] and parsed(text[end:]) is None:
+        if text[end:] and parse_line(text[end:]) is None:
             raise BrokenLedger(
                 f"The last line of {self.path} is cut short. If a crash during its writing did that, it paid for "
                 "nothing: move it aside with  tfdp-rec ledger mend FILE. If the file was copied or restored since, use "
@@ -206,7 +206,7 @@ class Chain:
     def add(self, line: bytes) -> None:
         """Checks and adds the next line."""
         number = len(self.lines)
-        fields = parsed(line)
+        fields = parse_line(line)
         if fields is None:
             raise self._broken(number, "was changed")
         if fields.get("number") != number or fields.get("previous") != self.head:
@@ -230,7 +230,7 @@ class Chain:
                 raise ValueError(f"the format is not {known}.")
             self.limit = PrivacyFilter.from_json(fields["limit"]) if "limit" in fields else None
         elif fields["kind"] == "pay":
-            self.payments[fields["number"]] = _paid(fields)
+            self.payments[fields["number"]] = _read_payment(fields)
         elif fields["kind"] == "return":
             self._give_back(fields)
         elif fields["kind"] != "note":
@@ -305,18 +305,18 @@ class Chain:
             )
 
 
-def parsed(line: bytes) -> dict[str, Any] | None:
+def parse_line(line: bytes) -> dict[str, Any] | None:
     """A line's fields; None unless its hash is right and its form canonical."""
     try:
         fields = json.loads(line)
         body = {key: value for key, value in fields.items() if key != "hash"}
-        whole = written(body)[:-1]
+        whole = line_text(body)[:-1]
     except (ValueError, AttributeError, TypeError):
         return None
     return fields if whole == line else None
 
 
-def _paid(fields: Mapping[str, Any]) -> Paid:
+def _read_payment(fields: Mapping[str, Any]) -> Paid:
     payment = Paid(
         event=events.from_json(fields["event"]), attempts=fields["attempts"], label=fields["label"],
         settings=fields["settings"], steps=fields["steps"],
@@ -328,12 +328,12 @@ def _paid(fields: Mapping[str, Any]) -> Paid:
     return payment
 
 
-def composed(payments: Iterable[Payment]) -> DpEvent:
+def compose(payments: Iterable[Payment]) -> DpEvent:
     """Payments as one event, equal events together, in order."""
     counts: dict[str, int] = {}
     for payment in payments:
         _count(payment, counts)
-    return _composed(counts)
+    return _compose(counts)
 
 
 def costs_of_items(payments: Iterable[Payment]) -> list[DpEvent]:
@@ -344,7 +344,7 @@ def costs_of_items(payments: Iterable[Payment]) -> list[DpEvent]:
         for counts in [general] if payment.about is None else [own.setdefault(i, {}) for i in set(payment.about)]:
             _count(payment, counts)
     different = dict.fromkeys(tuple(counts.items()) for counts in own.values()) or {(): None}
-    return [_composed(general | {key: general.get(key, 0) + n for key, n in each}) for each in different]
+    return [_compose(general | {key: general.get(key, 0) + n for key, n in each}) for each in different]
 
 
 def _count(payment: Payment, counts: dict[str, int]) -> None:
@@ -352,7 +352,7 @@ def _count(payment: Payment, counts: dict[str, int]) -> None:
     counts[key] = counts.get(key, 0) + payment.attempts
 
 
-def _composed(counts: Mapping[str, int]) -> DpEvent:
+def _compose(counts: Mapping[str, int]) -> DpEvent:
     return ComposedDpEvent(
         [SelfComposedDpEvent(events.from_json(json.loads(key)), count) for key, count in counts.items()]
     )
@@ -377,7 +377,7 @@ def mend(path: Path) -> str:
         _lock(file.fileno(), os.fspath(path))
         text = file.read()
         kept = text[: text.rfind(b"\n") + 1]
-        if kept == text or parsed(text[len(kept) :]) is not None:
+        if kept == text or parse_line(text[len(kept) :]) is not None:
             raise ValueError(f"{path} has no last line that is cut short: there is nothing to mend.")
         _chain(os.fspath(path), kept)
         aside = f"{os.fspath(path)}.torn"
@@ -528,7 +528,7 @@ class Ledger(Chain):
     def _append(self, fields: Mapping[str, Any]) -> int:
         with self._thread:
             number = len(self.lines)
-            line = written({**fields, "number": number, "previous": self.head, "session": self.session})
+            line = line_text({**fields, "number": number, "previous": self.head, "session": self.session})
             self._refuse_lost()
             self._write(line)
             self.add(line[:-1])

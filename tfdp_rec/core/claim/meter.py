@@ -155,11 +155,11 @@ class Meter:
 
     def note_change(self) -> None:
         """Has those who priced these entries, or what other models trained of these weights, price them anew."""
-        for meter in (*self.related, *self._readers):
+        for meter in (*self.related_meters, *self._readers):
             meter.version += 1
 
     @contextlib.contextmanager
-    def changing_plan(self) -> Iterator[None]:
+    def change_plan(self) -> Iterator[None]:
         """A context in which planned noise begins anew or goes on; steps made before keep their event."""
         own = [counter for counter in self._counters.values() if not counter.ordinary]
         for counter in own:
@@ -179,7 +179,7 @@ class Meter:
     def snapshot(self) -> Entries:
         """The entries of all steps that trained the model's weights, as they stand now."""
         found = Entries()
-        for meter in reversed(self.related):  # the present optimizer's steps come last
+        for meter in reversed(self.related_meters):  # the present optimizer's steps come last
             meter._write(found)
         return found
 
@@ -192,11 +192,11 @@ class Meter:
             found.add(use.entry, use.id)
 
     @property
-    def undescribed(self) -> int:
+    def undescribed_steps(self) -> int:
         """Number of steps in the `iterations` of optimizers that no entry describes."""
-        return sum(meter._undescribed() for meter in self.related)
+        return sum(meter._count_undescribed() for meter in self.related_meters)
 
-    def _undescribed(self) -> int:
+    def _count_undescribed(self) -> int:
         if self._optimizer is None:
             return 0
         own, made = Entries(), int(self._optimizer.iterations.numpy())
@@ -214,7 +214,7 @@ class Meter:
             if not any(self is known for known in meters_of(variable)):
                 vars(variable).setdefault(_TRAINED_BY, []).append(self)
         self.add_weights(variables)
-        if any(meter.is_kept for meter in (*self.related, *self._readers) if meter is not self):
+        if any(meter.is_kept for meter in (*self.related_meters, *self._readers) if meter is not self):
             self._left.assign(0)  # a budget is kept for these weights: no step without it
         self.note_change()
 
@@ -233,7 +233,7 @@ class Meter:
         return [each for variable in self._weights for each in vars(variable).get(_KNOWN_BY, ())]
 
     @property
-    def related(self) -> list[Meter]:
+    def related_meters(self) -> list[Meter]:
         """This meter, those before it, and those of all models that trained the same variables."""
         found, ahead = dict[int, Meter](), [self]
         while ahead:
@@ -250,17 +250,17 @@ class Meter:
             self._earlier += [] if any(earlier is known for known in self._earlier) else [earlier]
             self.followed |= earlier.followed
             earlier._close(self._closed)
-        self._set_replaced(False)
+        self._mark_replaced(False)
         self.note_change()
 
     def _close(self, entries: Entries) -> None:
-        self._set_replaced(True)
-        if lost := self._undescribed():  # the optimizer goes, and with it the only trace of these steps
+        self._mark_replaced(True)
+        if lost := self._count_undescribed():  # the optimizer goes, and with it the only trace of these steps
             label = f"{lost} steps of {type(self._optimizer).__name__} that its history does not describe"
             entries.add(Entry(NonPrivateDpEvent(), 1, label=label))
             self._steps_before = (self._steps_before or 0) - lost
 
-    def _set_replaced(self, is_replaced: bool) -> None:
+    def _mark_replaced(self, is_replaced: bool) -> None:
         self._is_replaced = is_replaced
         for counter in self._counters.values():
             self._admit(counter)
@@ -290,7 +290,7 @@ class Meter:
     def open(self, steps: int, sampling: str, id: str = "", in_fit: bool = False) -> None:
         """Opens the gate for so many steps on batches of a sampling, counted under the id of their payment."""
         # A fit keeps its budget until `lift`: till then the gate of all other meters of these weights is closed.
-        for meter in self.related if in_fit else ():
+        for meter in self.related_meters if in_fit else ():
             meter._left.assign(0)
         self.is_kept, self._priced = in_fit, (sampling, id)
         for counter in self._counters.values():
@@ -300,7 +300,7 @@ class Meter:
     def lift(self) -> None:
         """Ends what `open` began: each meter is open as its optimizer's plan has it, or without a limit."""
         self.is_kept = False
-        lifted = [meter for meter in self.related if not meter.is_kept]  # not one whose own fit goes on
+        lifted = [meter for meter in self.related_meters if not meter.is_kept]  # not one whose own fit goes on
         for meter in lifted:
             meter._priced = None
             for counter in meter._counters.values():

@@ -24,7 +24,7 @@ import numpy as np
 from dp_accounting import DpEvent
 
 from tfdp_rec.core.claim.events import PlannedDpEvent, is_private
-from tfdp_rec.core.claim.schemes import Run, Sampling, composed, integer
+from tfdp_rec.core.claim.schemes import Run, Sampling, compose_all, integer
 
 
 class Order(Sampling):
@@ -63,7 +63,7 @@ class Order(Sampling):
                     "(correlation=), whose plan is paid for once, or draw batches with PoissonSampling."
                 )
         unpriced = [event for event, _ in runs if not isinstance(event, PlannedDpEvent)]
-        return composed([*unpriced, *(_cost(several) for several in plans.values())])
+        return compose_all([*unpriced, *(_cost(several) for several in plans.values())])
 
     def _refuse_plan_of_another_order(self, event: PlannedDpEvent) -> None:
         fitting = self.participations(event.steps)

@@ -73,7 +73,7 @@ class Payments:
 
     def has_paid(self, use: Use) -> bool:
         """Whether a use was paid for, under its id or by hand under its own label."""
-        return not self.unpaid(Entries.of(use))
+        return not self.debts(Entries.of(use))
 
     def pay_steps(self, event: DpEvent, steps: int, id: str = "") -> str:
         """Pays for steps on this sampling's batches, for a plan of noise as a whole; returns the id of their entry."""
@@ -154,7 +154,7 @@ class Payments:
         """Number of steps that were paid for under an id."""
         return sum(paid.steps for paid in self.ledger.paid if paid.id == id)
 
-    def unpaid(self, carried: Entries) -> dict[str, int]:
+    def debts(self, carried: Entries) -> dict[str, int]:
         """Number of steps, or other uses of the data, that models carry and this ledger has not paid for, by id."""
         steps, uses = dict[str, list[Line]](), Counter[str]()
         for paid, entry in self._lines():
@@ -188,7 +188,7 @@ class NoPayments:
         """All that was spent: what is carried."""
         return carried
 
-    def unpaid(self, carried: Entries) -> dict[str, int]:
+    def debts(self, carried: Entries) -> dict[str, int]:
         """Nothing: it is counted, and owed to no ledger."""
         return {}
 

@@ -71,7 +71,7 @@ def deamplify(epsilon: Number, padding: float) -> Number:
     return like(epsilon, epsilon + np.log(shrunk + kept))
 
 
-def padded_delta(epsilon: Number, padding: float, inner: Callable[[Any], Any]) -> Number:
+def delta_under_padding(epsilon: Number, padding: float, inner: Callable[[Any], Any]) -> Number:
     """The profile of a release with padding, for any real ε: the two formulas at the head of this file."""
     values = np.asarray(epsilon, dtype=np.float64)
     above = (1.0 - padding) * inner(deamplify(np.abs(values), padding))
@@ -86,9 +86,9 @@ def delta_of(event: DpEvent, epsilon: Number) -> Number:
     if isinstance(event, PureDpEvent):
         return pure_delta(epsilon, event.epsilon)
     if isinstance(event, PaddedDpEvent):
-        return padded_delta(epsilon, event.padding, lambda inside: delta_of(event.event, inside))
+        return delta_under_padding(epsilon, event.padding, lambda inside: delta_of(event.event, inside))
     raise ValueError(
-        f"{events.in_words(event)} cannot be composed with what one person releases of their own items: its "
+        f"{events.describe(event)} cannot be composed with what one person releases of their own items: its "
         "neighbouring data sets differ by a person, theirs by one item replaced by another. Keep two ledgers."
     )
 
@@ -101,13 +101,13 @@ def releases_of(event: DpEvent, times: int = 1) -> dict[DpEvent, int]:
     return found
 
 
-def composed_epsilon(releases: dict[DpEvent, int], delta: float) -> float:
+def epsilon_of_releases(releases: dict[DpEvent, int], delta: float) -> float:
     """ε at δ of composed releases; at δ = 0 the sum of their pure ε, infinite if one of them has none."""
     if not all(events.is_private(release) for release in releases):
         return math.inf
     if delta == 0:
         return sum(count * _pure_epsilon(release) for release, count in releases.items())
-    return _composed(tuple(sorted(releases.items(), key=repr)), delta)
+    return _compose(tuple(sorted(releases.items(), key=repr)), delta)
 
 
 def certain_delta(delta: float, parts: int) -> float:
@@ -122,7 +122,9 @@ def pure_divergences(pure_epsilon: float, orders: NDArray[np.float64]) -> NDArra
     return np.minimum(larger / (orders - 1), pure_epsilon)
 
 
-def padded_divergences(padding: float, inner: NDArray[np.float64], orders: NDArray[np.float64]) -> NDArray[np.float64]:
+def divergences_under_padding(
+    padding: float, inner: NDArray[np.float64], orders: NDArray[np.float64]
+) -> NDArray[np.float64]:
     """A bound on the Rényi divergences of a release with padding, from those without."""
     # E_Q[(P/Q)^α] is jointly convex in (P, Q), and 1 for the part that holds the fixed item in both.
     kept = math.log1p(-padding) + (orders - 1) * inner
@@ -137,7 +139,7 @@ def _pure_epsilon(release: DpEvent) -> float:
 
 
 @functools.lru_cache(maxsize=256)
-def _composed(releases: Releases, delta: float) -> float:
+def _compose(releases: Releases, delta: float) -> float:
     if not releases:
         return 0.0
     pure = sum(count * _pure_epsilon(release) for release, count in releases)

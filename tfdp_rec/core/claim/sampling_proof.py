@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.claim.fetch import joined, spec_of
+from tfdp_rec.core.claim.fetch import join, spec_of
 from tfdp_rec.core.claim.names import NAMED, PROCESS, process_of
 from tfdp_rec.core.ground.graph_checks import depend_on, require, require_all, sentence_of
 from tfdp_rec.core.ground.refused import NotPrivate
@@ -116,7 +116,7 @@ def as_drawn(spec: Any, data: Any) -> Any:
     return Drawn(batch, Draw(spec.draw.sampling, spec.draw.seeded, spec.draw.shared, *numbers))
 
 
-def without_draw(data: Any) -> Any:
+def strip_draw(data: Any) -> Any:
     """A batch without its draw, or the spec of one; other data unchanged."""
     if isinstance(data, Drawn):
         return data.batch
@@ -130,7 +130,7 @@ def without_draw(data: Any) -> Any:
 
 def source_of(spec: Any, shared: Sequence[str] | None = None, expected_batch_size: float | None = None) -> Source:
     """The source of batches of a spec, as far as their type tells."""
-    batch = without_draw(spec)
+    batch = strip_draw(spec)
     if not isinstance(spec, Drawn):
         return NO_SAMPLING
     draw, sampling = spec.draw, NAMED.get(spec.draw.sampling)
@@ -149,11 +149,11 @@ def source_of(spec: Any, shared: Sequence[str] | None = None, expected_batch_siz
     return Source(sampling, draw.seeded)
 
 
-def checked_batch(data: Any, shared: Sequence[str], expected_batch_size: float | None = None) -> tuple[Any, Source]:
+def check_batch(data: Any, shared: Sequence[str], expected_batch_size: float | None = None) -> tuple[Any, Source]:
     """The data of a step and their source; in the graph, the batch is computed only after the checks of its draw."""
     source = source_of(data, shared, expected_batch_size)
     if source.sampling is None:
-        return without_draw(data), source
+        return strip_draw(data), source
     batch, draw = data
     rows = _check_rows(example_leaves(batch, shared), draw.size)
     with tf.control_dependencies(rows):
@@ -166,7 +166,7 @@ def checked_batch(data: Any, shared: Sequence[str], expected_batch_size: float |
 def check_rows(data: Any, shared: Sequence[str]) -> Any:
     """The batch of a worker's step, after the checks of rows and type; the coordinator checks *fresh*."""
     if not isinstance(data, Drawn):
-        return without_draw(data)
+        return strip_draw(data)
     _refuse_seeing_shared(data.batch, data.draw.shared, shared)
     with tf.control_dependencies(_check_rows(example_leaves(data.batch, shared), data.draw.size)):
         return data._replace(batch=tf.nest.map_structure(lambda v: v if v is None else tf.identity(v), data.batch))
@@ -297,7 +297,7 @@ def refusals_in_words() -> Iterator[None]:
         raise NotPrivate(f"{_REFUSED}{found.group(1)}.") from problem
 
 
-def generated(
+def generate(
     drawn: Callable[[], Iterator[Any]],
     signature: Any,
     sampling: Any,
@@ -309,11 +309,11 @@ def generated(
     keys: list[str] = []
     if shared is not None:
         example = shared()
-        keys, signature = sorted(example), joined(signature, spec_of(example))
+        keys, signature = sorted(example), join(signature, spec_of(example))
 
     def elements() -> Iterator[Any]:
         for numbers, rows in drawn():
-            yield numbers, rows if shared is None else joined(rows, shared())
+            yield numbers, rows if shared is None else join(rows, shared())
 
     numbers = (*(tf.TensorSpec([], tf.int64),) * 4, tf.TensorSpec([None], tf.bool))
     rows = tf.data.Dataset.from_generator(elements, output_signature=(numbers, signature))
@@ -326,14 +326,14 @@ def dataset_of(
     """Elements (numbers of `Draw`, batch) as `Drawn`, each batch after `map`."""
     change = None if map is None else _read_map(map, rows.element_spec[1], shared)
 
-    def drawn(numbers: tuple[tf.Tensor, ...], batch: Any) -> Drawn:
+    def attach_draw(numbers: tuple[tf.Tensor, ...], batch: Any) -> Drawn:
         if change is not None:
             with tf.control_dependencies(_check_rows(example_leaves(batch, shared), numbers[2])):
                 batch = tf.nest.map_structure(tf.identity, batch)
             batch = change(*batch) if type(batch) is tuple else change(batch)
         return Drawn(batch, Draw(sampling.name, seeded, tuple(shared), *numbers))
 
-    return giving_every_draw(rows.map(drawn))
+    return note_every_draw(rows.map(attach_draw))
 
 
 def _read_map(map: Callable[..., Any], spec: Any, shared: Sequence[str]) -> Any:  # noqa: A002
@@ -371,7 +371,7 @@ def _read_map(map: Callable[..., Any], spec: Any, shared: Sequence[str]) -> Any:
 # the fit is read, too.
 
 
-def giving_every_draw(dataset: tf.data.Dataset) -> tf.data.Dataset:
+def note_every_draw(dataset: tf.data.Dataset) -> tf.data.Dataset:
     """Notes a dataset of this package that gives draws as they come."""
     _EVERY_DRAW.add(dataset)
     return dataset

@@ -44,7 +44,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
 
-from tfdp_rec.core.claim.fetch import Fetch, Shared, checked_rows, joined, signature_of
+from tfdp_rec.core.claim.fetch import Fetch, Shared, join, require_rows, signature_of
 from tfdp_rec.core.claim.names import NAMED, new_iteration
 from tfdp_rec.core.claim.secret_draws import poisson_sample
 
@@ -162,16 +162,16 @@ class Sampling(abc.ABC):
             raise ValueError("position means nothing without a seed: a resumed run draws fresh batches. Omit it.")
         self._in_use = True
         signature = output_signature or signature_of(fetch, self.num_units)
-        drawn = lambda: self._fetched(fetch, seed, position, present)  # noqa: E731
-        dataset = sampling_proof.generated(drawn, signature, self, shared, map, seeded=seed is not None)
+        drawn = lambda: self._fetch_draws(fetch, seed, position, present)  # noqa: E731
+        dataset = sampling_proof.generate(drawn, signature, self, shared, map, seeded=seed is not None)
         return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)).prefetch(1)
 
-    def _fetched(self, fetch: Fetch, seed: int | None, position: int, present: Any) -> Iterator[Any]:
+    def _fetch_draws(self, fetch: Fetch, seed: int | None, position: int, present: Any) -> Iterator[Any]:
         iteration = new_iteration()
         for number, indices in enumerate(self.index_batches(seed, position)):
             there = np.ones(len(indices), bool) if present is None else np.asarray(present(indices), bool)
             draw = iteration, number, len(indices), position + number, there
-            yield draw, checked_rows(fetch(indices), len(indices))
+            yield draw, require_rows(fetch(indices), len(indices))
 
     def get_state(self) -> dict[str, Any]:
         """Settings of the sampling; nothing about the units that were sampled."""
@@ -269,27 +269,27 @@ class PoissonSampling(Sampling):
         import tensorflow as tf
 
         from tfdp_rec.core.claim import sampling_proof
-        from tfdp_rec.core.claim.graph_sampling import numbered_draws
+        from tfdp_rec.core.claim.graph_sampling import make_draws
 
         self.graph_streams += 1
         self._in_use = True
         keys: set[str] = set()
 
-        def fetched(iteration: Any, number: Any, indices: Any) -> Any:
+        def fetch_batch(iteration: Any, number: Any, indices: Any) -> Any:
             rows = fetch(indices)
             if shared is not None:
                 made = shared()
                 keys.update(made)
-                rows = joined(rows, made)
+                rows = join(rows, made)
             there = tf.ones_like(indices, tf.bool) if present is None else present(indices)
             return (iteration, number, tf.size(indices, tf.int64), number, there), rows
 
-        dataset = numbered_draws(self.num_units, self.probability).map(fetched)
+        dataset = make_draws(self.num_units, self.probability).map(fetch_batch)
         return sampling_proof.dataset_of(dataset, self, False, sorted(keys), map).prefetch(2)
 
     def compose_history(self, runs: Sequence[Run]) -> DpEvent:
         """SelfComposed(PoissonSampled(q, event), steps) for every run."""
-        return composed(
+        return compose_all(
             dp_accounting.SelfComposedDpEvent(
                 dp_accounting.PoissonSampledDpEvent(self.probability, fold_gaussians(event)), steps
             )
@@ -332,7 +332,7 @@ def integer(name: str, value: Any) -> int:
     return int(value)
 
 
-def composed(events: Any) -> DpEvent:
+def compose_all(events: Any) -> DpEvent:
     """Several events as one."""
     parts = list(events)
     return parts[0] if len(parts) == 1 else dp_accounting.ComposedDpEvent(parts)

@@ -56,7 +56,7 @@ class Spending:
         return list({id(meter): meter for meter in map(_meter_of, self._followed)}.values())
 
     @property
-    def carried(self) -> Entries:
+    def history(self) -> Entries:
         """All entries that were recorded here or that the followed models carry; under a ledger these are receipts."""
         found = Entries()
         for entries in (self._recorded, *(meter.snapshot() for meter in self.meters)):
@@ -65,7 +65,7 @@ class Spending:
 
     def entries(self, event: DpEvent) -> Entries:
         """All that was spent, less steps that are still ahead, if the next steps are of an event."""
-        return self.payments.entries(self.carried, (self.paid_id, getattr(event, "plan", "")))
+        return self.payments.entries(self.history, (self.paid_id, getattr(event, "plan", "")))
 
     def merge(self, entries: Entries) -> None:
         """Adds what an earlier run counted, each entry once; under a ledger, which has paid for it."""
@@ -74,7 +74,7 @@ class Spending:
 
     def spend(self, use: Use) -> None:
         """Counts one use of the data that is no step; under a ledger it is paid for, unless it was."""
-        self.carried.add(use.entry, use.id)  # raises for the id of another expense, before anything is paid
+        self.history.add(use.entry, use.id)  # raises for the id of another expense, before anything is paid
         if not self.payments.has_paid(use):
             self.payments.pay_once(use)
         self._recorded.add(use.entry, use.id)
@@ -82,14 +82,14 @@ class Spending:
 
     def has_spent(self, use: Use) -> bool:
         """Whether a use is counted: under a ledger, whether that has paid for it."""
-        is_carried = self.payments.ledger is None and self.carried.steps_of(use.id) > 0
+        is_carried = self.payments.ledger is None and self.history.steps_of(use.id) > 0
         return is_carried or self.payments.has_paid(use)
 
     def refuse(self) -> None:
         """Raises `Unaccounted` if steps were for another unit, not paid for, or without a record."""
-        carried = self.carried
+        carried = self.history
         self._refuse_other_units(carried)
-        if unpaid := self.payments.unpaid(carried):
+        if unpaid := self.payments.debts(carried):
             uses = dict.fromkeys(f"'{entry.label}'" for id, entry in carried.items() if id in unpaid and entry.label)
             made = f"{sum(unpaid.values())} steps" + (f" or uses ({', '.join(uses)})" if uses else "")
             raise Unaccounted(
@@ -97,7 +97,7 @@ class Spending:
                 "restored from an older backup, or begun after these steps, or another model made them. Restore the "
                 "newest file; or begin the ledger before the first step of a new model."
             )
-        missing = sum(meter.undescribed for meter in set(self.meters))
+        missing = sum(meter.undescribed_steps for meter in set(self.meters))
         if missing:
             raise Unaccounted(
                 f"The optimizer has made {missing} steps that its privacy history does not describe: weights or "
@@ -124,24 +124,24 @@ class Spending:
         They are paid for in blocks of at most `block` steps, which a crash would lose, unless `steps` are more, and at
         most `most`; planned ones as a whole.
         """
-        ahead = self.ahead_for(event, optimizer, most)
+        ahead = self.prepaid_steps(event, optimizer, most)
         if isinstance(self.payments, NoPayments) or ahead >= steps:
             return ahead
         if optimizer.correlates_noise:
             self.payments.refuse_superseded(optimizer.training_id, optimizer.state_id)
         if not self._pays_for(event, optimizer):
-            self.give_back_unused()  # steps of another price, or of another optimizer, are under an id of their own
+            self.give_back_rest()  # steps of another price, or of another optimizer, are under an id of their own
         # Payments are durable, so they are made in blocks: one sync of the disk for many steps.
         wanted = max(steps, int(min(payments.BLOCK, block, most)))
         self._open = self.payments.pay_steps(event, wanted - ahead, self.paid_id), event
         self._payee = optimizer.privacy_history
-        return min(most, self._ahead(self.payments))
+        return min(most, self._steps_ahead(self.payments))
 
-    def ahead_for(self, event: DpEvent, optimizer: Any, most: int) -> int:
+    def prepaid_steps(self, event: DpEvent, optimizer: Any, most: int) -> int:
         """Number of next steps of an optimizer, at most `most`, that are paid for; all of them without a ledger."""
         if isinstance(self.payments, NoPayments):
             return most
-        return min(most, self._ahead(self.payments)) if self._pays_for(event, optimizer) else 0
+        return min(most, self._steps_ahead(self.payments)) if self._pays_for(event, optimizer) else 0
 
     def _pays_for(self, event: DpEvent, optimizer: Any) -> bool:
         # Whether what is paid ahead is for the next steps of an optimizer, at an event.
@@ -153,15 +153,15 @@ class Spending:
         """Id of the steps that are paid for and not all made; empty if there are none."""
         return self._open[0] if self._open else ""
 
-    def _ahead(self, paid: Payments) -> int:
+    def _steps_ahead(self, paid: Payments) -> int:
         # Number of steps that are paid for and not made yet.
-        return max(0, paid.steps_of(self.paid_id) - self.carried.steps_of(self.paid_id)) if self._open else 0
+        return max(0, paid.steps_of(self.paid_id) - self.history.steps_of(self.paid_id)) if self._open else 0
 
-    def give_back_unused(self) -> None:
+    def give_back_rest(self) -> None:
         """Gives back the steps that were paid for in the ledger and will not be made."""
         if self._open is None or isinstance(self.payments, NoPayments):
             return
-        if left := self._ahead(self.payments):
+        if left := self._steps_ahead(self.payments):
             for meter in self.meters:  # also within a fit: no step that is not paid for
                 meter.stop()
             self.payments.give_back(self.paid_id, left)

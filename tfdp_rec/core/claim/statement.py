@@ -66,8 +66,8 @@ def statement(
         "Adjacency": f"{sampling.adjacency}: data sets that differ by one {unit}, which contributes nothing in one of "
         "them",
         "Sampling": drawn,
-        "Mechanism": "; ".join(f"{n} steps of {events.in_words(each)}" for each, n in runs) or "no step yet",
-        "Spent besides": "; ".join(f"{label}: {events.in_words(each)}" for each, label in besides),
+        "Mechanism": "; ".join(f"{n} steps of {events.describe(each)}" for each, n in runs) or "no step yet",
+        "Spent besides": "; ".join(f"{label}: {events.describe(each)}" for each, label in besides),
         "Ledger": ledger,
         "Accountant": f"{limit or accountant.upper()}, dp-accounting {importlib.metadata.version('dp-accounting')}",
         "Public": f"the number of {unit}s, {sampling.num_units}, and with it the batch size and sampling rate",
@@ -103,7 +103,7 @@ def _guarantee(void: str, epsilon: float, delta: float, ordinary: Mapping[str, i
             "none: epsilon is infinite. This mechanism has no (epsilon, delta) guarantee at any delta; what "
             "can be said of it is a data-dependent bound (EANA) or a measured exposure"
         )
-    said = f"(epsilon = {rounded_up(epsilon):g}, delta = {delta:g})-differential privacy"
+    said = f"(epsilon = {round_up(epsilon):g}, delta = {delta:g})-differential privacy"
     if ordinary:
         steps = " and ".join(f"{steps} steps of {name}" for name, steps in ordinary.items())
         return (
@@ -113,11 +113,11 @@ def _guarantee(void: str, epsilon: float, delta: float, ordinary: Mapping[str, i
     return said
 
 
-def rounded_up(epsilon: float) -> float:
+def round_up(epsilon: float) -> float:
     """ε to four digits, rounded up; less than 10^-12 of it is taken for an error of floating point.
 
     Example:
-        >>> rounded_up(2.71412), rounded_up(12.0)
+        >>> round_up(2.71412), round_up(12.0)
         (2.715, 12.0)
     """
     if epsilon == 0 or math.isinf(epsilon):

@@ -26,7 +26,7 @@ def restoration(optimizer: PrivateOptimizer) -> Iterator[None]:
     with contextlib.ExitStack() as several:
         for part in reversed(_parts(optimizer)):  # the course first: it says that the rest is not all there yet
             several.enter_context(part.restoration())
-        with optimizer.privacy_history.changing_plan():
+        with optimizer.privacy_history.change_plan():
             yield
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tfdp_rec.core.claim.statement import Statement, rounded_up
+from tfdp_rec.core.claim.statement import Statement, round_up
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.job.budget import LABELS, PRETRAINING_SUMS, SUMS
 from tfdp_rec.job.evaluation import Scores
@@ -103,7 +103,7 @@ def statement(job: Job, spent: float, sums: SpectralRecommender) -> Statement:
             "threshold"
         )
     return Statement({
-        "Guarantee": f"(epsilon = {rounded_up(spent):g}, delta = {budget.delta:g})-differential privacy",
+        "Guarantee": f"(epsilon = {round_up(spent):g}, delta = {budget.delta:g})-differential privacy",
         **budget.days_field(sums.released.fits, is_trained=False),
         "Protected unit": f"one user of the log, with all of their rows{' of all days' * several}",
         "Adjacency": "zero-out: logs that differ by one user, which contributes nothing in one of them",

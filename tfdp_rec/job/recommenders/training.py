@@ -36,7 +36,7 @@ from tfdp_rec.core.claim.ledger import Ledger
 from tfdp_rec.core.claim.orders import FixedOrder
 from tfdp_rec.core.claim.payments import Payments
 from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
-from tfdp_rec.core.claim.statement import Statement, rounded_up
+from tfdp_rec.core.claim.statement import Statement, round_up
 from tfdp_rec.core.ground.files import Path, restrict_to_owner
 from tfdp_rec.core.mechanism.correlated_noise import INDEPENDENT, Correlation, optimised_correlation
 from tfdp_rec.core.mechanism.noise_walk import noise_walk
@@ -217,7 +217,7 @@ def refuse_unpaid(model: Any, ledger: Ledger, path: Path) -> None:
     """Refuses a model whose private training the run's ledger has not paid for, as another run's."""
     history = model.saved_history() or Entries()
     drawn = [entry.sampling for entry in history if entry.sampling and not entry.label]
-    if not drawn or history.ordinary or Payments(ledger, Sampling.from_state(dict(drawn[-1]))).unpaid(history):
+    if not drawn or history.ordinary or Payments(ledger, Sampling.from_state(dict(drawn[-1]))).debts(history):
         raise ValueError(
             f"{path} is not the model that this run released: {ledger.path} has not paid for its training. Put back "
             "release/ as this run left it."
@@ -250,7 +250,7 @@ def decide_noises(job: Job) -> dict[str, float]:
         if cost > budget.epsilon:
             raise ValueError(
                 f"--noise-multiplier {noises[name]:g} is too small for one step of {name}: epsilon would be "
-                f"{rounded_up(cost):g} of {budget.epsilon:g}. Nothing was paid: give more, or leave it out."
+                f"{round_up(cost):g} of {budget.epsilon:g}. Nothing was paid: give more, or leave it out."
             )
     return noises
 
@@ -361,7 +361,7 @@ def train_here(training: Training) -> MadeRecommender:
                 )  # fmt: skip
     finally:
         if accountant is not None:
-            accountant.give_back_unused()
+            accountant.give_back_rest()
         restrict_to_owner(board)
     if curve.step < settings.steps:
         job.show.note(f"{curve.step} of {settings.steps} steps were made: no more fit into the budget")
