@@ -3,6 +3,8 @@
 No GPU was tried: this reads the kernels that the installed TensorFlow registers for GPUs, without one.
 """
 
+import importlib
+
 import keras
 import numpy as np
 import pytest
@@ -47,3 +49,20 @@ def test_every_operation_of_a_step_has_a_kernel_for_gpus(mechanism):
     made = {node.op for node in nodes} - {function.signature.name for function in found.library.function}
     assert {"ResourceScatterUpdate", "MatMul", "UniqueWithCounts", "StringToNumber"} <= made
     assert {op for op in made if not devices(op) & {"GPU", "DEFAULT"}} == ON_THE_HOST
+
+
+@pytest.mark.parametrize("kind", ["LSTM", "GRU"])
+def test_loops_are_not_computed_by_cudnn_in_a_private_step(kind, monkeypatch):
+    """Keras takes cuDNN's kernel where a GPU is, which the reading of a loss knows nothing of."""
+    keras_loops = importlib.import_module("keras.src.backend.tensorflow.rnn")
+    ids = keras.Input((4,), dtype="int32")
+    loop = getattr(keras.layers, kind)(3)
+    scores = keras.layers.Dense(1)(loop(keras.layers.Embedding(9, 2)(ids)))
+    model = tfdp_rec.PrivateModel(ids, scores)
+    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8), "mse")
+    batch = np.arange(32).reshape(8, 4) % 9, np.ones([8, 1], "float32")
+    monkeypatch.setattr(keras_loops, "_is_gpu_available", lambda: True)
+    clipped = tfdp_rec.clipping.clipped_sum(model, batch, 1.0)
+    assert loop.use_cudnn == "auto" and np.isfinite(clipped.norms).all()
+    with pytest.raises((tf.errors.OpError, ValueError)):  # where cuDNN's kernel is missing; or the test shows nothing
+        tf.function(model, autograph=False)(batch[0])

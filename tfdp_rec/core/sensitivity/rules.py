@@ -533,7 +533,7 @@ class UniversalRule(Rule):
     def run(self, call: Call, original: Callable[..., Any], hooks: Hooks) -> Any:
         self.refuse_randomness_and_state(call.layer)
         call.surroundings = CallSurroundings.of(tf.nest.flatten((call.args, call.kwargs)))
-        with _replace_dropout(call.layer, functools.partial(_draw_mask, call.masks)):
+        with _replace_dropout(call.layer, functools.partial(_draw_mask, call.masks)), _turn_cudnn_off(call.layer):
             return tf.nest.map_structure(hooks.watch, original(*call.args, **call.kwargs))
 
     @staticmethod
@@ -574,7 +574,7 @@ class UniversalRule(Rule):
             sources = [resource(v) for v in variables]
             known = [*values, *outputs, *drawn, *there.values()]
             dropping = _replace_dropout(call.layer, lambda part, x, training: next(again))
-            with _note_inputs(call, known), dropping, around.again(values, there):
+            with _note_inputs(call, known), dropping, _turn_cudnn_off(call.layer), around.again(values, there):
                 with tf.GradientTape(watch_accessed_variables=False) as tape:
                     tape.watch(sources)
                     output = tf.nest.flatten(call.layer(*args, **kwargs))
@@ -620,6 +620,20 @@ def _draw_mask(masks: list[Any], part: Any, x: Any, training: bool) -> Any:
     ones = tf.ones_like(x) if training else None
     masks.append(ones if ones is None else keras.random.dropout(ones, part.rate, seed=part.seed_generator))
     return masks[-1]
+
+
+@contextlib.contextmanager
+def _turn_cudnn_off(layer: keras.layers.Layer) -> Iterator[None]:
+    """Has GRU and LSTM layers within a layer computed by TensorFlow's operations: cuDNN's kernel cannot be read."""
+    fast = [part for part in layers_within(layer) if getattr(part, "use_cudnn", False)]
+    before = [part.use_cudnn for part in fast]
+    for part in fast:
+        part.use_cudnn = False
+    try:
+        yield
+    finally:
+        for part, wish in zip(fast, before):
+            part.use_cudnn = wish
 
 
 @contextlib.contextmanager
