@@ -119,6 +119,17 @@ def test_xla_does_not_compile_a_private_step(how, monkeypatch):
         tf.config.optimizer.set_jit("")
 
 
+def test_a_fit_is_refused_if_xla_was_turned_on_after_the_first():
+    model = compiled()
+    model.fit(X, X[:, :1], verbose=0)
+    tf.config.optimizer.set_jit("autoclustering")
+    try:
+        with pytest.raises(tfdp_rec.NotPrivate, match="XLA would compile the private step"):
+            model.fit(X, X[:, :1], verbose=0)
+    finally:
+        tf.config.optimizer.set_jit("")
+
+
 # The canary: what is turned on once the step was traced.
 
 

@@ -27,6 +27,7 @@ from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.checks import refuse_replicas
 from tfdp_rec.core.mechanism.kept import allow_steps
 from tfdp_rec.core.mechanism.weights import may_be_table, owners_of, refuse_decay_beside_others
+from tfdp_rec.core.sensitivity import engine
 from tfdp_rec.core.sensitivity.arithmetic import ask_for_float32_products
 from tfdp_rec.core.sensitivity.batches import open_specs
 from tfdp_rec.core.sensitivity.independence.reading import ours
@@ -468,6 +469,7 @@ class PrivateTraining(ReleaseMethods):
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
         with self.private_weights.training(), refusals_in_words(), empty_metrics_at_end(self):
             self._refuse_changes()
+            engine.refuse_other_arithmetic()  # that was turned on since the step was traced
             callbacks = prepare_callbacks(self.optimizer, callbacks, x)
             allow_steps(self.optimizer, True)
             try:
