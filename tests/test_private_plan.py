@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
+from trainings import model_of, optimizer_of, rows
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
@@ -33,22 +34,11 @@ def plan_of(**options):
     return tfdp_rec.PrivatePlan(sampling=PoissonSampling(USERS, BATCH, unit="user"), **options)
 
 
-def fetch(indices):
-    return np.ones([len(indices), 2], np.float32), np.ones([len(indices), 1], np.float32)
-
-
-def model_of(optimizer):
-    inputs = keras.Input([2])
-    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
-    model.compile(optimizer, loss="mse", run_eagerly=True)
-    return model
-
-
 @pytest.mark.slow
 def test_a_plan_is_all_a_training_needs():
     plan = plan_of()
-    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
-    model.fit(plan.batches(fetch), steps_per_epoch=10, epochs=9, verbose=0, callbacks=[plan.budget()])
+    model = model_of(optimizer_of(plan=plan))
+    model.fit(plan.batches(rows), steps_per_epoch=10, epochs=9, verbose=0, callbacks=[plan.budget()])
     assert STEPS <= int(model.optimizer.iterations) == plan.accountant.steps <= STEPS + 1
     assert plan.accountant.epsilon() <= 2.0 < plan.accountant.epsilon(plan.accountant.steps + 1)
     assert f"{plan.accountant.steps} steps of Gaussian noise" in " ".join(plan.accountant.statement().split())
@@ -97,7 +87,7 @@ def test_eana_has_no_epsilon_to_plan_for():
     assert "none" in plan.accountant.statement(10).fields["Guarantee"]
     with pytest.raises(ValueError, match="has no finite epsilon"):
         plan.budget()
-    model.fit(plan.batches(fetch), steps_per_epoch=2, verbose=0)
+    model.fit(plan.batches(rows), steps_per_epoch=2, verbose=0)
     assert plan.accountant.epsilon() == np.inf
 
 
@@ -122,8 +112,8 @@ def test_a_saved_model_tells_what_its_plan_has_spent_beside_its_steps(tmp_path, 
     """A prior that was counted privately is in the model: another accountant that follows a file is told of it."""
     spent = [(GaussianDpEvent(5.0), "popularity counts")] * 2
     plan = plan_of(spent=spent, ledger=str(tmp_path / "plan.jsonl") if ledger else None)
-    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
-    model.fit(plan.batches(fetch), steps_per_epoch=STEPS, verbose=0)
+    model = model_of(optimizer_of(plan=plan))
+    model.fit(plan.batches(rows), steps_per_epoch=STEPS, verbose=0)
     model.save(tmp_path / "model.keras")
     loaded = keras.models.load_model(tmp_path / "model.keras")
     other = Accountant(GaussianDpEvent(plan.noise_multiplier), plan.sampling, plan.delta, plan.accountant.accountant)
@@ -136,8 +126,8 @@ def test_a_saved_model_tells_what_its_plan_has_spent_beside_its_steps(tmp_path, 
 
 
 def test_a_plan_allows_steps_after_ordinary_ones_and_fewer_after_a_use_it_does_not_know():
-    plan, batch = plan_of(spent=[(GaussianDpEvent(5.0), "popularity counts")]), fetch(range(BATCH))
-    model, drawn = model_of(tfdp_rec.DPSGD(0.01, plan=plan)), iter(plan.batches(fetch))
+    plan, batch = plan_of(spent=[(GaussianDpEvent(5.0), "popularity counts")]), rows(range(BATCH))
+    model, drawn = model_of(optimizer_of(plan=plan)), iter(plan.batches(rows))
     model.train_on_batch(next(drawn))
     private = model.optimizer
     model.compile("adam", "mse", run_eagerly=True)
@@ -156,11 +146,11 @@ def test_a_plan_allows_steps_after_ordinary_ones_and_fewer_after_a_use_it_does_n
 
 def test_a_plan_pays_for_batches_of_its_sampling_alone():
     plan = plan_of()
-    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    model = model_of(optimizer_of(plan=plan))
     with pytest.raises(tfdp_rec.NotPrivate, match="pays for batches of its sampling alone"):
-        model.train_on_batch(*fetch(range(BATCH)))
+        model.train_on_batch(*rows(range(BATCH)))
     with pytest.raises(ValueError, match="carry no proof that they were sampled"):
-        model.fit(*fetch(range(9)), verbose=0)
+        model.fit(*rows(range(9)), verbose=0)
     assert plan.accountant.steps == int(model.optimizer.iterations) == 0 and plan.accountant.epsilon() == 0
 
 
@@ -176,8 +166,8 @@ def test_what_makes_no_plan():
 
 
 def fit(plan, steps):
-    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
-    model.fit(plan.batches(fetch), steps_per_epoch=steps, verbose=0, callbacks=[plan.budget()])
+    model = model_of(optimizer_of(plan=plan))
+    model.fit(plan.batches(rows), steps_per_epoch=steps, verbose=0, callbacks=[plan.budget()])
     plan.accountant.close()
     return model
 
@@ -215,7 +205,7 @@ def test_a_plan_whose_budget_is_gone_is_refused_and_pays_nothing(tmp_path):
     with pytest.raises(ValueError, match="more step.* would exceed the budget"):
         fit(plan, 1)
     with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
-        train(model_of(tfdp_rec.DPSGD(0.01, plan=plan)), plan.batches(fetch).take(1))
+        train(model_of(optimizer_of(plan=plan)), plan.batches(rows).take(1))
     assert path.read_bytes() == before
 
 
@@ -228,11 +218,11 @@ def test_a_model_whose_program_ended_after_the_last_step_is_resumed_and_saved(tm
     def program(steps_per_epoch, epochs=2):
         plan = plan_of(**options)
         model = model_of(tfdp_rec.LazyDPSGD(0.01, plan=plan))
-        model.prepare(fetch(range(4)))
+        model.prepare(rows(range(4)))
         checkpoint = TrainingCheckpoint(tmp_path / "checkpoint", accountant=plan.accountant)
         resumed = checkpoint.resume(model)
         model.fit(
-            plan.batches(fetch), steps_per_epoch=steps_per_epoch, epochs=epochs, verbose=0,
+            plan.batches(rows), steps_per_epoch=steps_per_epoch, epochs=epochs, verbose=0,
             callbacks=[checkpoint, plan.budget()],
         )
         model.save(tmp_path / f"{resumed is not None}.keras")
@@ -290,9 +280,9 @@ def test_a_model_that_was_compiled_before_is_followed_whole():
     """The accountant followed the optimizer, whose history the model's took over when it was compiled."""
     plan = plan_of()
     model = model_of(tfdp_rec.DPSGD(0.01, l2_norm_clip=1.0, noise_multiplier=3.0, expected_batch_size=BATCH))
-    model.fit(plan.batches(fetch), steps_per_epoch=3, verbose=0)
+    model.fit(plan.batches(rows), steps_per_epoch=3, verbose=0)
     model.compile(tfdp_rec.DPSGD(0.01, plan=plan), loss="mse")
-    model.fit(plan.batches(fetch), steps_per_epoch=4, verbose=0, callbacks=[plan.budget()])
+    model.fit(plan.batches(rows), steps_per_epoch=4, verbose=0, callbacks=[plan.budget()])
     assert plan.accountant.steps == 7
     assert [(event.noise_multiplier, steps) for event, steps in plan.accountant.runs()] == [
         (3.0, 3),
@@ -320,23 +310,23 @@ def refused_anew():
 
 def test_iterations_by_hand_are_free_where_they_cost_nothing():
     plan = plan_of()
-    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    model = model_of(optimizer_of(plan=plan))
     for _ in range(3):
-        train(model, plan.batches(fetch).take(5))
+        train(model, plan.batches(rows).take(5))
     assert plan.accountant.steps == 15 and plan.accountant.epsilon() <= 2.0
 
 
 def test_steps_by_hand_are_paid_for_in_the_plan_s_ledger(tmp_path):
     path = tmp_path / "ledger.jsonl"
     plan = plan_of(ledger=path)
-    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
-    train(model, plan.batches(fetch).take(3))
+    model = model_of(optimizer_of(plan=plan))
+    train(model, plan.batches(rows).take(3))
     assert plan.accountant.steps == 3 <= read(path).steps <= STEPS
     plan.accountant.close()
     assert read(path).steps == 3 and plan.accountant.epsilon() == pytest.approx(read(path).epsilon(plan.delta, "rdp"))
     plan = plan_of(ledger=path)
     with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
-        train(model_of(tfdp_rec.DPSGD(0.01, plan=plan)), plan.batches(fetch).take(STEPS))
+        train(model_of(optimizer_of(plan=plan)), plan.batches(rows).take(STEPS))
     assert plan.accountant.steps == read(path).steps == STEPS and plan.accountant.epsilon() <= 2.0
     plan.accountant.close()
 
@@ -347,23 +337,24 @@ def test_a_plan_of_correlated_noise_is_begun_once_in_loops_by_hand(tmp_path, kin
     """A loaded model begins its noise anew, at the whole price: five steps four times were 7.22 under a plan of 3."""
     plan = planned()
     model = model_of(kind(0.01, plan=plan))
-    train(model, plan.batches(fetch).take(3))
-    train(model, plan.batches(fetch, position=3).take(2))  # goes on
-    train(model, plan.batches(fetch, position=5).take(1))
+    train(model, plan.batches(rows).take(3))
+    train(model, plan.batches(rows, position=3).take(2))  # goes on
+    train(model, plan.batches(rows, position=5).take(1))
     model.save_weights(tmp_path / "model.weights.h5")
     model.load_weights(tmp_path / "model.weights.h5")
     with refused_anew():
-        train(model, plan.batches(fetch).take(1))
+        train(model, plan.batches(rows).take(1))
     assert plan.accountant.steps == 6 and 2.9 < plan.accountant.epsilon() <= 3.0
 
 
+@pytest.mark.slow
 def test_of_several_models_with_one_plan_of_correlated_noise_one_is_trained_by_hand():
     plan = planned()
     first, second = (model_of(tfdp_rec.DPFTRL(0.01, plan=plan)) for _ in range(2))
-    train(first, plan.batches(fetch).take(1))
+    train(first, plan.batches(rows).take(1))
     with refused_anew():
-        train(second, plan.batches(fetch).take(1))
-    train(first, plan.batches(fetch, position=1).take(11))
+        train(second, plan.batches(rows).take(1))
+    train(first, plan.batches(rows, position=1).take(11))
     assert plan.accountant.steps == 12 and plan.accountant.epsilon() <= 3.0
 
 
@@ -372,20 +363,20 @@ def test_a_resumed_plan_of_correlated_noise_goes_on_in_fit(tmp_path):
     first = model_of(tfdp_rec.DPFTRL(0.01, plan=planned(16, ledger=path)))
     plan = first.optimizer.plan
     checkpoint = TrainingCheckpoint(tmp_path / "training", accountant=plan.accountant)
-    first.fit(plan.batches(fetch), steps_per_epoch=4, verbose=0, callbacks=[checkpoint])
+    first.fit(plan.batches(rows), steps_per_epoch=4, verbose=0, callbacks=[checkpoint])
     plan.accountant.close()
     plan = planned(16, ledger=path)
     model = model_of(tfdp_rec.DPFTRL(0.01, plan=plan))
-    model.prepare(fetch(range(4)))
+    model.prepare(rows(range(4)))
     checkpoint = TrainingCheckpoint(tmp_path / "training", accountant=plan.accountant)
     assert checkpoint.resume(model).step == 4
-    batches = plan.batches(fetch, position=4)
+    batches = plan.batches(rows, position=4)
     model.fit(batches, steps_per_epoch=4, epochs=2, verbose=0, callbacks=[checkpoint])
     assert plan.accountant.steps == 8 and plan.accountant.epsilon() <= 3.0
-    model.fit(plan.batches(fetch, position=8), steps_per_epoch=4, verbose=0, callbacks=[plan.budget()])
+    model.fit(plan.batches(rows, position=8), steps_per_epoch=4, verbose=0, callbacks=[plan.budget()])
     assert plan.accountant.steps == 12 and plan.accountant.epsilon() <= 3.0
     with pytest.raises(tfdp_rec.NotPrivate, match="ensured in fit alone"):
-        train(model, plan.batches(fetch, position=12).take(1))
+        train(model, plan.batches(rows, position=12).take(1))
     assert plan.accountant.steps == 12 and plan.accountant.epsilon() <= 3.0
     plan.accountant.close()
 
@@ -400,14 +391,14 @@ def test_uses_that_do_not_fit_are_refused_before_they_are_paid(tmp_path):
 
 
 def gate_of(plan, model):
-    model.prepare(fetch(range(BATCH)))
+    model.prepare(rows(range(BATCH)))
     return model.optimizer.privacy_history
 
 
 def test_a_copied_model_has_a_gate_from_the_first_moment():
     """In a loop of one's own, which asks no plan, it had none: as many steps as one likes."""
     plan = plan_of()
-    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    model = model_of(optimizer_of(plan=plan))
     first = gate_of(plan, model)
     assert first.left == STEPS
     copied = copy.deepcopy(model).optimizer.privacy_history
@@ -423,44 +414,44 @@ def test_a_plan_sees_what_another_model_spends_on_a_frozen_layer():
     plan = plan_of()
     first = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(layer(inputs)))
     first.compile(tfdp_rec.DPSGD(0.01, plan=plan), "mse", run_eagerly=True)
-    train(first, plan.batches(fetch).take(2))
+    train(first, plan.batches(rows).take(2))
     layer.trainable = True
     second = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(layer(inputs)))
     settings = {"l2_norm_clip": 1.0, "noise_multiplier": 0.5, "expected_batch_size": BATCH}
     second.compile(tfdp_rec.DPSGD(0.01, **settings), "mse", run_eagerly=True)
-    train(second, PoissonSampling(USERS, BATCH, unit="user").batches(fetch).take(20))
+    train(second, PoissonSampling(USERS, BATCH, unit="user").batches(rows).take(20))
     layer.trainable = False
     with pytest.raises(tfdp_rec.NotPrivate, match="budget is spent"):
-        train(first, plan.batches(fetch).take(1))
+        train(first, plan.batches(rows).take(1))
     assert int(first.optimizer.iterations) == 2 and plan.accountant.epsilon() > 2.0
 
 
 def test_batches_that_can_be_drawn_again_are_refused_under_a_plan():
     plan = plan_of()
-    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    model = model_of(optimizer_of(plan=plan))
     with pytest.raises(tfdp_rec.NotPrivate, match="price of this step is not known"):
-        train(model, plan.batches(fetch, seed=1).take(1))
+        train(model, plan.batches(rows, seed=1).take(1))
     assert int(model.optimizer.iterations) == 0
 
 
 def test_a_gate_stays_closed_where_there_is_no_price():
     plan = plan_of()
-    model = model_of(tfdp_rec.DPSGD(0.01, plan=plan))
+    model = model_of(optimizer_of(plan=plan))
     gate = gate_of(plan, model)
     model.optimizer.iterations.assign_add(3)  # steps that no history describes
     gate.note_change()
     gate.lift()
     assert gate.left == 0
     with pytest.raises(Unaccounted):
-        train(model, plan.batches(fetch).take(1))
+        train(model, plan.batches(rows).take(1))
 
 
 def test_a_budget_of_a_fit_counts_for_steps_by_hand_within_it(tmp_path):
     """Not what the optimizer's plan would allow, which the ledger of that budget has not paid for."""
     plan, path = plan_of(), tmp_path / "ledger.jsonl"
-    model, made = model_of(tfdp_rec.DPSGD(0.01, plan=plan)), []
+    model, made = model_of(optimizer_of(plan=plan)), []
     accountant = Accountant(model.optimizer.dp_event(), plan.sampling, 1e-4, "rdp", ledger=path)
-    batches = iter(plan.batches(fetch))
+    batches = iter(plan.batches(rows))
 
     class ByHand(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
@@ -472,6 +463,6 @@ def test_a_budget_of_a_fit_counts_for_steps_by_hand_within_it(tmp_path):
 
     budget = PrivacyBudget(accountant, accountant.epsilon(5) * (1 + 1e-9))
     with contextlib.suppress(ValueError):
-        model.fit(plan.batches(fetch), steps_per_epoch=4, verbose=0, callbacks=[budget, ByHand()])
+        model.fit(plan.batches(rows), steps_per_epoch=4, verbose=0, callbacks=[budget, ByHand()])
     assert int(model.optimizer.iterations) == accountant.steps == 5 and len(made) < 4
     accountant.close()

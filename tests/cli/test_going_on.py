@@ -65,7 +65,6 @@ def resumed(interrupted, tmp_path_factory):
     return root
 
 
-@pytest.mark.slow
 def test_ctrl_c_says_how_to_go_on_and_keeps_what_it_takes(interrupted):
     kept = interrupted / "kept"
     assert f"Go on with: tfdp-rec train --checkpoint {kept} --resume" in (interrupted / "said").read_text()

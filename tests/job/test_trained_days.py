@@ -75,8 +75,8 @@ def test_a_model_is_taken_for_the_runs_own_if_its_ledger_has_paid_for_it(tmp_pat
     accountant, paid, unpaid = accountant_of(ledger=tmp_path / "ledger.jsonl"), model_of(), model_of()
     train_model(paid, 2, PrivacyBudget(accountant, 30.0))
     train_model(unpaid, 2)
-    refuse_unpaid(paid, accountant.payments.ledger, tmp_path / "model.keras")
+    refuse_unpaid(paid, accountant.spending.payments.ledger, tmp_path / "model.keras")
     for model in (unpaid, bare_model()):
         with pytest.raises(ValueError, match="is not the model that this run released"):
-            refuse_unpaid(model, accountant.payments.ledger, tmp_path / "model.keras")
+            refuse_unpaid(model, accountant.spending.payments.ledger, tmp_path / "model.keras")
     accountant.close()

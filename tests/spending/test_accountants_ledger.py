@@ -1,26 +1,22 @@
 """The accountant and its ledger on real fits: paid before it is made, never forgotten, never priced anew."""
 
+import contextlib
 import threading
 
 import keras
-import numpy as np
 import pytest
 import tensorflow as tf
 from counting import count
 from dp_accounting import GaussianDpEvent
+from trainings import DELTA, SAMPLING, accountant_of, after_step, model_of, optimizer_of, rows, train
 
-import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.core.claim.payments import BLOCK
 from tfdp_rec.core.claim.sampling_proof import Source
 from tfdp_rec.privacy import Accountant, BrokenLedger, FixedOrder, Ledger, PoissonSampling, Snapshot, Unaccounted
 
-DELTA, TARGET = 1e-3, 30.0
-
-
-def rows(indices):
-    return np.ones([len(indices), 2], np.float32), np.ones([len(indices), 1], np.float32)
+TARGET = 30.0
 
 
 class Killed(keras.callbacks.Callback):
@@ -40,18 +36,12 @@ class Killed(keras.callbacks.Callback):
 class Run:
     """What a training script makes anew in every process."""
 
-    def __init__(self, ledger, noise=1.0, units=500, kind=tfdp_rec.DPSGD):
-        self.sampling = PoissonSampling(num_units=units, expected_batch_size=25)
-        settings = {"l2_norm_clip": 1.0, "noise_multiplier": noise, "expected_batch_size": 25}
-        self.accountant = Accountant(GaussianDpEvent(noise), self.sampling, DELTA, "rdp", ledger=ledger)
-        inputs = keras.Input([2])
-        self.model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
-        self.model.compile(kind(0.01, name="private", **settings), "mse", run_eagerly=True)
+    def __init__(self, ledger, noise=1.0):
+        self.accountant = accountant_of(noise=noise, ledger=ledger)
+        self.model = model_of(optimizer_of(noise))
 
     def fit(self, steps, callbacks=(), target=TARGET):
-        budget = PrivacyBudget(self.accountant, target)
-        options = {"steps_per_epoch": steps, "epochs": 1, "verbose": 0}
-        self.model.fit(self.sampling.batches(rows), callbacks=[*callbacks, budget], **options)
+        train(self.model, steps, *callbacks, PrivacyBudget(self.accountant, target))
 
     def close(self):
         self.accountant.spending.payments.ledger.close()
@@ -64,7 +54,7 @@ def test_every_step_is_paid_for_before_it_is_made_and_the_rest_given_back(tmp_pa
     assert watch.seen == [(step, BLOCK) for step in range(1, 8)]
     assert run.accountant.steps == read(path).steps == 7
     run.fit(3)
-    bare = Accountant(GaussianDpEvent(1.0), run.sampling, DELTA, "rdp")
+    bare = accountant_of()
     assert run.accountant.epsilon() == pytest.approx(bare.epsilon(10))
     assert read(path).epsilon(DELTA, "rdp") == pytest.approx(bare.epsilon(10))
     assert "paid for in ledger" in " ".join(run.accountant.statement().split())
@@ -81,9 +71,7 @@ def test_a_killed_fit_has_spent_its_block_and_goes_on(tmp_path):
     again.model.load_weights(weights)
     again.fit(5)
     assert read(path).steps == again.accountant.steps == BLOCK + 5
-    assert again.accountant.epsilon() == pytest.approx(
-        Accountant(GaussianDpEvent(1.0), again.sampling, DELTA, "rdp").epsilon(BLOCK + 5)
-    )
+    assert again.accountant.epsilon() == pytest.approx(accountant_of().epsilon(BLOCK + 5))
 
 
 @pytest.mark.slow
@@ -106,10 +94,10 @@ def test_a_deleted_or_older_ledger_makes_the_accountant_silent(tmp_path):
 
 def test_what_was_spent_without_a_ledger_is_owed_to_one(tmp_path):
     """A state of ε = 5.2, for a count, was told as 0 under a ledger."""
-    before = Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25), 1e-3)
+    before = accountant_of()
     for _ in range(2):
         before.spend(GaussianDpEvent(2.0), "popularity counts")
-    after = Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25), 1e-3, ledger=tmp_path / "ledger.jsonl")
+    after = accountant_of(ledger=tmp_path / "ledger.jsonl")
     after.spending.merge(before.spending.history)
     with pytest.raises(Unaccounted, match="has not paid for"):
         after.epsilon()
@@ -119,42 +107,37 @@ def test_one_accountant_pays_for_fits_of_one_thread_at_a_time(tmp_path):
     """Two made 21 steps of a budget of 20, and under a ledger lost count of what was paid for."""
     run, refused = Run(None), []
 
-    class FitsInAnotherThread(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            other = threading.Thread(target=self.fit)
-            other.start()
-            other.join()
+    def fit_another():
+        other = Run(None)
+        other.accountant = run.accountant
+        try:
+            other.fit(1)
+        except ValueError as refusal:
+            refused.append(str(refusal))
 
-        def fit(self):
-            other = Run(None)
-            other.accountant = run.accountant
-            try:
-                other.fit(1)
-            except ValueError as refusal:
-                refused.append(str(refusal))
+    def in_a_thread(act, *arguments):
+        thread = threading.Thread(target=act, args=arguments)
+        thread.start()
+        thread.join()
 
-    run.fit(2, [FitsInAnotherThread()])
+    run.fit(2, [after_step(lambda batch: in_a_thread(fit_another))])
     assert run.accountant.steps == 2 and len(refused) == 2 and "another thread" in refused[0]
-    thread = threading.Thread(target=run.fit, args=(1,))
-    thread.start()
-    thread.join()
+    in_a_thread(run.fit, 1)
     assert run.accountant.steps == 3
 
 
 def test_two_threads_do_not_both_make_the_last_step_of_a_budget():
-    sampling = PoissonSampling(500, 25)
-    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=25)
-    meter, both, refused = optimizer.privacy_history, threading.Barrier(2), []
-    meter.open(1, sampling.name)
+    meter, both, refused = optimizer_of().privacy_history, threading.Barrier(2), []
+    meter.open(1, SAMPLING.name)
 
     def step():
         both.wait()
         try:
-            meter.count(Source(sampling))
+            meter.count(Source(SAMPLING))
         except tf.errors.InvalidArgumentError:
             refused.append(1)
 
-    meter.add(Source(sampling), 0)  # a counter that both find
+    meter.add(Source(SAMPLING), 0)  # a counter that both find
     threads = [threading.Thread(target=step) for _ in range(2)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
@@ -188,7 +171,7 @@ def test_other_noise_and_other_uses_of_the_data_are_in_it(tmp_path):
     run.close()
     louder = Run(path, noise=0.8)
     louder.fit(2)
-    oracle = Accountant(GaussianDpEvent(1.0), louder.sampling, DELTA, "rdp")
+    oracle = accountant_of()
     count(oracle, GaussianDpEvent(1.0), 3)
     count(oracle, GaussianDpEvent(0.8), 2)
     oracle.spend(GaussianDpEvent(20.0), "popularity counts")
@@ -213,7 +196,7 @@ def test_a_budget_of_exactly_so_many_steps_is_kept(tmp_path):
 def test_steps_without_a_budget_callback_are_noticed(tmp_path):
     run = Run(tmp_path / "ledger.jsonl")
     run.accountant.follow(run.model)
-    run.model.fit(run.sampling.batches(rows), steps_per_epoch=2, verbose=0)
+    train(run.model, 2)
     with pytest.raises(Unaccounted, match="2 steps were made"):
         run.accountant.epsilon()
 
@@ -222,20 +205,7 @@ def test_what_a_ledger_cannot_pay_for_is_refused(tmp_path):
     with pytest.raises(ValueError, match="planned noise"):
         Accountant(GaussianDpEvent(1.0), FixedOrder(100, 10), 1e-3, ledger=tmp_path / "a.jsonl")
     with Ledger(tmp_path / "b.jsonl", "click", Snapshot(500)) as ledger, pytest.raises(BrokenLedger):
-        Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25), DELTA, ledger=ledger)
-
-
-class TrainsAsWell(keras.callbacks.Callback):
-    """Makes steps of its own, that no batch of the fit announces."""
-
-    def __init__(self, batches, steps):
-        super().__init__()
-        self.batches, self.steps = batches, steps
-
-    def on_train_batch_end(self, batch, logs=None):
-        iterator = iter(self.batches)
-        for _ in range(self.steps):
-            self.model.train_on_batch(next(iterator))
+        accountant_of(ledger=ledger)
 
 
 @pytest.mark.parametrize("extra, made", [(1, 6), (9, 4)])
@@ -244,10 +214,11 @@ def test_a_step_that_no_ledger_has_paid_for_refuses_itself(tmp_path, monkeypatch
     monkeypatch.setattr("tfdp_rec.core.claim.payments.BLOCK", 4)
     path = tmp_path / "ledger.jsonl"
     run = Run(path)
-    callback = TrainsAsWell(run.sampling.batches(rows), extra)
-    if extra == 1:
-        run.fit(3, [callback])
-    else:
-        with pytest.raises(Exception, match="Refused batch"):
-            run.fit(3, [callback])
+
+    def train_as_well(batch):
+        for drawn in SAMPLING.batches(rows).take(extra):
+            run.model.train_on_batch(drawn)
+
+    with contextlib.nullcontext() if extra == 1 else pytest.raises(Exception, match="Refused batch"):
+        run.fit(3, [after_step(train_as_well)])
     assert int(run.model.optimizer.iterations) == made <= read(path).steps

@@ -9,7 +9,6 @@ import threading
 from pathlib import Path
 
 import dp_accounting
-import keras
 import numpy as np
 import pytest
 from checker import checked
@@ -17,6 +16,7 @@ from counting import count
 from dp_accounting import GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from scipy import special, stats
+from trainings import model_of, optimizer_of, rows
 
 import tfdp_rec
 from tfdp_rec.cli import main
@@ -665,14 +665,8 @@ def test_the_command_begins_a_filter(tmp_path, capsys):
     assert not (tmp_path / "none.jsonl").exists()
 
 
-def rows(indices):
-    return np.ones([len(indices), 2], np.float32), np.ones([len(indices), 1], np.float32)
-
-
 def trained(plan, steps):
-    inputs = keras.Input([2])
-    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
-    model.compile(tfdp_rec.DPSGD(0.01, plan=plan), "mse", run_eagerly=True)
+    model = model_of(optimizer_of(plan=plan))
     model.fit(plan.batches(rows), steps_per_epoch=steps, verbose=0, callbacks=[plan.budget()])
     return int(model.optimizer.iterations)
 

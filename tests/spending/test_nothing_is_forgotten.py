@@ -5,6 +5,7 @@ import keras
 import numpy as np
 import pytest
 from dp_accounting import GaussianDpEvent
+from trainings import DELTA, accountant_of, bare_model, model_of, rows, train
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
@@ -20,13 +21,6 @@ from tfdp_rec.privacy import (
     Unaccounted,
     optimised_correlation,
 )
-
-DELTA = 1e-3
-
-
-def accountant_of(**options):
-    return Accountant(GaussianDpEvent(1.0), PoissonSampling(500, 25), DELTA, "rdp", **options)
-
 
 # Ids.
 
@@ -62,21 +56,10 @@ UNITS, BATCH, STEPS, SIGMA = 20, 4, 15, 3.0
 PLAN = optimised_correlation(steps=STEPS, separation=5, participations=3)
 
 
-def rows(indices):
-    return np.ones([len(indices), 1], np.float32), np.ones([len(indices), 1], np.float32)
-
-
-def planned_model():
-    inputs = keras.Input([1])
-    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
-    settings = {"l2_norm_clip": 1.0, "noise_multiplier": SIGMA, "expected_batch_size": BATCH, "correlation": PLAN}
-    model.compile(tfdp_rec.DPFTRL(0.1, **settings), "mse", run_eagerly=True)
-    return model
-
-
 def planned(tmp_path):
     """A ledger, a model, an order, and a function that makes accountants on them."""
-    order, model = FixedOrder(UNITS, BATCH), planned_model()
+    settings = {"l2_norm_clip": 1.0, "noise_multiplier": SIGMA, "expected_batch_size": BATCH, "correlation": PLAN}
+    order, model = FixedOrder(UNITS, BATCH), model_of(tfdp_rec.DPFTRL(0.1, **settings))
     ledger = Ledger(tmp_path / "ledger.jsonl", order.unit, Snapshot(UNITS, order.unit), order.adjacency)
     return ledger, model, order, lambda: Accountant(model.optimizer.dp_event(), order, 1e-2, "rdp", ledger=ledger)
 
@@ -87,7 +70,7 @@ def test_the_price_of_a_plan_does_not_come_back_while_others_go_on_from_it(tmp_p
     first, second = accountant(), accountant()
     first.follow(model)
     first.spending.pay_ahead(first.event, 1, 5, model.optimizer)
-    model.fit(order.batches(rows), steps_per_epoch=5, verbose=0, callbacks=[PrivacyBudget(second, 100.0)])
+    train(model, 5, PrivacyBudget(second, 100.0), sampling=order)
     first.give_back_rest()
     once = epsilon_of(PLAN.dp_event(SIGMA), 1e-2, "rdp")
     assert ledger.epsilon(1e-2, "rdp") == pytest.approx(once) == pytest.approx(second.epsilon())
@@ -111,20 +94,11 @@ def test_epsilon_is_never_rounded_down():
 # Data that grow.
 
 
-def private_model():
-    inputs = keras.Input([1])
-    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
-    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 25}
-    model.compile(tfdp_rec.DPSGD(0.1, **settings), "mse", run_eagerly=True)
-    return model
-
-
 def a_day(model, num_units, steps=4, **options):
     """An accountant of a training on data of so many units."""
     sampling = PoissonSampling(num_units, 25)
     accountant = Accountant(GaussianDpEvent(1.0), sampling, 1e-4, "rdp", **options)
-    budget = PrivacyBudget(accountant, 100.0)
-    model.fit(sampling.batches(rows), steps_per_epoch=steps, verbose=0, callbacks=[budget])
+    train(model, steps, PrivacyBudget(accountant, 100.0), sampling=sampling)
     return accountant
 
 
@@ -144,14 +118,13 @@ def test_steps_keep_the_sampling_that_drew_them(tmp_path, way):
         one = way == "ledger" and Ledger(tmp_path / "ledger.jsonl", "example", snapshot, data_changed=True)
         return {"ledger": one} if one else {}
 
-    model = private_model()
+    model = model_of()
     first = a_day(model, 500, **kept(500))
     assert first.epsilon() == pytest.approx(first.epsilon(4)) and first.steps == 4
     if way == "ledger":
         first.spending.payments.ledger.close()
     elif way == "grown":
-        inputs = keras.Input([1])
-        model = model.grow_into(tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs)))
+        model = model.grow_into(bare_model())
     elif way == "saved":
         model.save(tmp_path / "model.keras")
         model = keras.models.load_model(tmp_path / "model.keras")
@@ -165,29 +138,27 @@ def test_steps_keep_the_sampling_that_drew_them(tmp_path, way):
 
 @pytest.mark.parametrize("saved", [False, True])
 def test_steps_that_no_sampling_drew_have_no_epsilon(tmp_path, saved):
-    model = private_model()
+    model = model_of()
     model.fit(*rows(range(100)), batch_size=25, verbose=0)
     if saved:
         model.save(tmp_path / "model.keras")
         model = keras.models.load_model(tmp_path / "model.keras")
-    counted = accountant_of()
-    counted.follow(model)
+    counted = accountant_of(model)
     assert counted.epsilon() == counted.epsilon(7) == np.inf and counted.max_steps(8.0) == 0
     said = " ".join(counted.statement().split())
     assert "none: epsilon is infinite, since no sampling drew the batches" in said and "proof of its draw" not in said
     assert "4 steps on batches that no sampling drew" in said
     with pytest.raises(ValueError, match="carry no proof that they were sampled"):
         model.fit(*rows(range(100)), batch_size=25, verbose=0, callbacks=[PrivacyBudget(counted, 100.0)])
-    sampling = counted.sampling
     with pytest.raises(ValueError, match="budget"):
-        model.fit(sampling.batches(rows), steps_per_epoch=1, verbose=0, callbacks=[PrivacyBudget(counted, 100.0)])
+        train(model, 1, PrivacyBudget(counted, 100.0), sampling=counted.sampling)
 
 
 @pytest.mark.parametrize("ledger", [False, True])
 def test_steps_for_one_unit_are_not_stated_for_another(tmp_path, ledger):
     """Row-level steps were told as (2.95, 1e-6) for one user, who had 200 rows: at least 83."""
-    model, by_row = private_model(), PoissonSampling(500, 25)
-    model.fit(by_row.batches(rows), steps_per_epoch=4, verbose=0)
+    model, by_row = model_of(), PoissonSampling(500, 25)
+    train(model, 4, sampling=by_row)
     model.add_uses([(GaussianDpEvent(5.0), "counts of rows")])
     by_user = PoissonSampling(50, 25, unit="user")
     kept = {"ledger": Ledger(tmp_path / "ledger.jsonl", "user", Snapshot(50, "user"))} if ledger else {}
@@ -197,11 +168,9 @@ def test_steps_for_one_unit_are_not_stated_for_another(tmp_path, ledger):
         with pytest.raises(Unaccounted, match="made for another unit, one example, and this accountant"):
             tell()
     with pytest.raises(Unaccounted, match="another unit"):
-        model.fit(by_user.batches(rows), steps_per_epoch=1, verbose=0, callbacks=[PrivacyBudget(counted, 100.0)])
+        train(model, 1, PrivacyBudget(counted, 100.0), sampling=by_user)
     assert not ledger or not kept["ledger"].paid, "a use was paid for before the steps were refused"
-    own = Accountant(GaussianDpEvent(1.0), by_row, DELTA, "rdp")
-    own.follow(model)
-    assert own.epsilon() > 0
+    assert accountant_of(model, sampling=by_row).epsilon() > 0
 
 
 def test_what_prices_a_step_is_fixed_once_batches_were_drawn():

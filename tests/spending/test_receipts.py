@@ -1,5 +1,6 @@
 """An expense is one entry with an id: under a ledger the model carries receipts, and its history is its own."""
 
+import contextlib
 import copy
 import pickle
 import shutil
@@ -11,6 +12,18 @@ import pytest
 import tensorflow as tf
 from counting import count
 from dp_accounting import GaussianDpEvent
+from trainings import (
+    DELTA,
+    REFUSED,
+    SAMPLING,
+    accountant_of,
+    after_step,
+    bare_model,
+    model_of,
+    optimizer_of,
+    rows,
+    train,
+)
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
@@ -19,39 +32,9 @@ from tfdp_rec.core.claim.entries import Entries, Entry
 from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.core.claim.meter import Meter
 from tfdp_rec.core.claim.sampling_proof import Source
-from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.privacy import Accountant, BrokenLedger, PoissonSampling, Unaccounted
 
-DELTA, TARGET = 1e-3, 30.0
-SAMPLING = PoissonSampling(num_units=500, expected_batch_size=25)
-REFUSED = (NotPrivate, tf.errors.InvalidArgumentError)
-
-
-def rows(indices):
-    return np.ones([len(indices), 2], np.float32), np.ones([len(indices), 1], np.float32)
-
-
-def optimizer_of(noise=1.0, noise_source=None, **options):
-    settings = {"l2_norm_clip": 1.0, "expected_batch_size": 25, **({"noise_multiplier": noise} if noise else {})}
-    return tfdp_rec.DPSGD(0.01, name="private", noise=noise_source, **settings, **options)
-
-
-def model_of(optimizer=None, layer=None):
-    inputs = keras.Input([2])
-    model = tfdp_rec.PrivateModel(inputs, (layer or keras.layers.Dense(1))(inputs))
-    model.compile(optimizer or optimizer_of(), "mse", run_eagerly=True)
-    return model
-
-
-def train(model, steps, *callbacks, sampling=SAMPLING):
-    model.fit(sampling.batches(rows), steps_per_epoch=steps, verbose=0, callbacks=list(callbacks))
-
-
-def accountant_of(*models, **options):
-    accountant = Accountant(GaussianDpEvent(1.0), SAMPLING, DELTA, "rdp", **options)
-    for model in models:
-        accountant.follow(model)
-    return accountant
+TARGET = 30.0
 
 
 def epsilon_of_steps(steps):
@@ -115,13 +98,12 @@ def test_batches_of_an_equal_sampling_are_not_counted_under_the_payment_of_anoth
     accountant, model = accountant_of(ledger=tmp_path / "ledger.jsonl"), model_of()
     equal = iter(PoissonSampling(num_units=500, expected_batch_size=25).batches(rows))
 
-    class Besides(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            if batch == 1:
-                with pytest.raises(REFUSED, match="Refused batch"):
-                    model.train_on_batch(next(equal))
+    def besides(batch):
+        if batch == 1:
+            with pytest.raises(REFUSED, match="Refused batch"):
+                model.train_on_batch(next(equal))
 
-    train(model, 4, PrivacyBudget(accountant, TARGET), Besides())
+    train(model, 4, PrivacyBudget(accountant, TARGET), after_step(besides))
     assert int(model.optimizer.iterations) == accountant.steps == read(tmp_path / "ledger.jsonl").steps == 4
 
 
@@ -135,13 +117,7 @@ def test_a_choice_before_training_is_paid_for_once_however_many_models_use_it(tm
     for _ in range(2):
         table = keras.layers.Embedding(4, 2, name="embedding")
         model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
-        model.compile(
-            tfdp_rec.FEST(
-                0.1, preselection=chosen, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=25
-            ),
-            "mse",
-            run_eagerly=True,
-        )  # fmt: skip
+        model.compile(optimizer_of(kind=tfdp_rec.FEST, preselection=chosen), "mse", run_eagerly=True)
         batches = SAMPLING.batches(lambda i: (np.zeros([len(i), 1], np.int32), np.ones([len(i), 1], np.float32)))
         model.fit(batches, steps_per_epoch=2, verbose=0, callbacks=[PrivacyBudget(accountant, TARGET)])
     assert accountant.spent_besides == [(GaussianDpEvent(20.0), chosen.label)]
@@ -182,11 +158,9 @@ def test_a_history_that_was_loaded_without_compiling_goes_with_its_weights(tmp_p
 
 
 def test_weights_carry_the_history_into_a_model_that_is_not_compiled(tmp_path):
-    model, other = model_of(), model_of()
+    model, other = model_of(), bare_model()
     train(model, 10)
     model.save_weights(tmp_path / "some.weights.h5")
-    inputs = keras.Input([2])
-    other = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
     other.load_weights(tmp_path / "some.weights.h5")
     assert accountant_of(other).steps == 10
 
@@ -267,10 +241,8 @@ def test_a_tensorflow_checkpoint_brings_its_history(tmp_path):
 
 
 def test_a_tensorflow_checkpoint_brings_its_history_to_a_model_that_is_not_compiled(tmp_path):
-    other = model_of()
+    other, model = model_of(), bare_model()
     train(other, 5)
-    inputs = keras.Input([2])
-    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
     path = tf.train.Checkpoint(model=other).write(str(tmp_path / "other"))
     tf.train.Checkpoint(model=model).read(path).expect_partial()
     model.save(tmp_path / "model.keras")
@@ -374,8 +346,8 @@ def test_an_optimizer_that_costs_more_than_its_plan_is_refused(given):
     """A count of steps is no bound on epsilon: 20 planned for 2.0 cost 9.49, fifteen of them at a noise of .5."""
     plan = tfdp_rec.PrivatePlan(sampling=SAMPLING, delta=DELTA, steps=6, accountant="rdp", **{given: 2.0})
     with pytest.raises(ValueError, match="costs more than the plan's"):
-        optimizer_of(noise=None, noise_multiplier=plan.noise_multiplier / 4, plan=plan)
-    assert optimizer_of(noise=None, noise_multiplier=plan.noise_multiplier * 2, plan=plan).plan is plan
+        optimizer_of(plan=plan, noise_multiplier=plan.noise_multiplier / 4)
+    assert optimizer_of(plan=plan, noise_multiplier=plan.noise_multiplier * 2).plan is plan
 
 
 # What no ε covers is said.
@@ -410,7 +382,7 @@ def test_the_model_that_was_made_private_says_its_own_steps(first):
     x, y = rows(range(50))
     if first == "trained before":
         model.fit(x, y, batch_size=10, verbose=0)  # a graph that is older than the private training
-    with pytest.warns() if first == "trained before" else _nothing():
+    with pytest.warns() if first == "trained before" else contextlib.nullcontext():
         private = tfdp_rec.make_private(
             model, (x, y), epsilon=3.0, batch_size=10, epochs=1, learning_rate=0.1, accountant="rdp"
         )
@@ -432,14 +404,6 @@ def test_a_graph_that_is_older_than_the_private_steps_of_another_model_is_traced
     assert "4 steps of Adam" in " ".join(accountant_of(private).statement().split())
 
 
-class _nothing:
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *exception):
-        return False
-
-
 def test_steps_before_private_training_are_not_said():
     model = model_of("adam")
     train(model, 3)
@@ -458,8 +422,7 @@ def plan_of(steps, **options):
 @pytest.mark.slow
 def test_a_graph_counts_the_steps_of_as_many_samplings_as_there_are_fits():
     """A counter's variables are made before the graph of its step, which may make none."""
-    model = model_of()
-    model.compile(optimizer_of(), "mse")
+    model = model_of(run_eagerly=False)
     for number in range(6):
         train(model, 2, sampling=PoissonSampling(500 + number, 25))
     assert [entry.steps for entry in model.privacy_history.snapshot()] == [2] * 6
@@ -467,7 +430,7 @@ def test_a_graph_counts_the_steps_of_as_many_samplings_as_there_are_fits():
 
 def test_an_optimizer_that_took_a_plan_stops_with_it_in_fit():
     plan = plan_of(20)
-    model = model_of(optimizer_of(noise=None, plan=plan))
+    model = model_of(optimizer_of(plan=plan))
     model.fit(plan.batches(rows), steps_per_epoch=20, epochs=3, verbose=0)
     assert plan.accountant.epsilon() <= 2.0 and 20 <= plan.accountant.steps <= 21
 
@@ -476,7 +439,7 @@ def test_an_optimizer_that_took_a_plan_stops_with_it_in_fit():
 def test_the_optimizers_of_a_plan_share_its_steps_in_loops_by_hand(tmp_path, ledger):
     """Under a ledger the second one counted under the payment of the first, and half of the steps were told."""
     plan = plan_of(4, **({"ledger": tmp_path / "ledger.jsonl"} if ledger else {}))
-    first, second = (model_of(optimizer_of(noise=None, plan=plan)) for _ in range(2))
+    first, second = (model_of(optimizer_of(plan=plan)) for _ in range(2))
     drawn = iter(plan.batches(rows))
     for model in (first, second, first, second):
         model.train_on_batch(next(drawn))
@@ -489,9 +452,32 @@ def test_the_optimizers_of_a_plan_share_its_steps_in_loops_by_hand(tmp_path, led
     assert not ledger or read(tmp_path / "ledger.jsonl").steps == 4
 
 
+def steps_until_refused(model, most):
+    for made, batch in enumerate(SAMPLING.batches(rows).take(most)):
+        try:
+            model.train_on_batch(batch)
+        except REFUSED:
+            return made
+    return most
+
+
+@pytest.mark.fast_cases("model")
+@pytest.mark.parametrize("copied", ["deep optimizer", "optimizer", "deep model", "model"])
+def test_a_copy_makes_steps_of_the_same_plan(copied):
+    """Of the copy it allowed as many as one liked, and did not count them."""
+    plan = plan_of(6)
+    model = model_of(optimizer_of(plan=plan))
+    assert steps_until_refused(model, 3) == 3
+    make = copy.deepcopy if copied.startswith("deep") else copy.copy
+    other = make(model) if copied.endswith("model") else model_of(make(model.optimizer))
+    assert steps_until_refused(model, 1) == 1
+    assert steps_until_refused(other, 5) == 2
+    assert plan.accountant.steps == 6 and plan.accountant.epsilon() == pytest.approx(plan.accountant.epsilon(steps=6))
+
+
 def test_after_a_fit_a_plan_leaves_what_it_has_left():
     plan = plan_of(6)
-    model = model_of(optimizer_of(noise=None, plan=plan))
+    model = model_of(optimizer_of(plan=plan))
     for _ in range(2):
         model.fit(plan.batches(rows), steps_per_epoch=2, verbose=0)
     drawn = iter(plan.batches(rows))
@@ -504,7 +490,7 @@ def test_after_a_fit_a_plan_leaves_what_it_has_left():
 
 def test_under_a_ledger_a_plan_makes_no_step_that_is_not_paid_for(tmp_path):
     plan, path = plan_of(6, ledger=tmp_path / "ledger.jsonl"), tmp_path / "ledger.jsonl"
-    model, drawn = model_of(optimizer_of(noise=None, plan=plan)), iter(plan.batches(rows))
+    model, drawn = model_of(optimizer_of(plan=plan)), iter(plan.batches(rows))
     model.prepare(rows(range(25)))
     with pytest.raises(REFUSED, match="privacy budget is spent"):
         model.train_step(next(drawn))  # a loop of one's own, which pays for nothing
@@ -520,8 +506,8 @@ def test_under_a_ledger_a_plan_makes_no_step_that_is_not_paid_for(tmp_path):
 def test_an_interrupted_fit_leaves_a_plan_a_limit_for_its_other_optimizers():
     """Keras calls no `on_train_end` then: a loop by hand of the second model made any number of steps."""
     plan = plan_of(6)
-    first, second = (model_of(optimizer_of(noise=None, plan=plan)) for _ in range(2))
-    stop = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: 1 / (1 - batch))
+    first, second = (model_of(optimizer_of(plan=plan)) for _ in range(2))
+    stop = after_step(lambda batch: 1 / (1 - batch))
     with pytest.raises(ZeroDivisionError):
         first.fit(plan.batches(rows), steps_per_epoch=6, verbose=0, callbacks=[plan.budget(), stop])
     drawn = iter(plan.batches(rows))
@@ -539,16 +525,15 @@ def test_no_statement_says_that_a_ledger_paid_which_is_gone(tmp_path):
     accountant, model = accountant_of(ledger=path), model_of()
     said = []
 
-    class Removes(keras.callbacks.Callback):
-        def on_train_batch_end(self, batch, logs=None):
-            path.unlink(missing_ok=True)
-            with pytest.raises(BrokenLedger, match="removed, replaced or written to"):
-                accountant.statement()
-            said.append(batch)
-            raise KeyboardInterrupt
+    def remove(batch):
+        path.unlink(missing_ok=True)
+        with pytest.raises(BrokenLedger, match="removed, replaced or written to"):
+            accountant.statement()
+        said.append(batch)
+        raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        train(model, 3, PrivacyBudget(accountant, TARGET), Removes())
+        train(model, 3, PrivacyBudget(accountant, TARGET), after_step(remove))
     assert said == [0]
 
 
@@ -651,8 +636,7 @@ def test_an_optimizer_that_is_assigned_goes_on_with_the_history(tmp_path):
 
 def test_a_state_tree_holds_the_history():
     """Where the optimizers' names differ, its `iterations` are not restored either: 0 steps were told."""
-    other_name = tfdp_rec.DPSGD(0.01, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=25)
-    model, again = model_of(), model_of(other_name)
+    model, again = model_of(), model_of(optimizer_of(name="of another process"))
     train(model, 3)
     train(again, 1)
     for _ in range(2):  # what was read twice is counted once
@@ -678,8 +662,7 @@ def test_a_model_made_of_trained_layers_has_their_history_before_its_own_first_s
     """Also in a file, from which it goes on: 0 steps were told."""
     layer = keras.layers.Dense(1)
     train(model_of(layer=layer), 3)
-    inputs = keras.Input([2])
-    model = tfdp_rec.PrivateModel(inputs, layer(inputs))
+    model = bare_model(layer)
     if compiled:
         model.compile(optimizer_of(), "mse")
         assert accountant_of(model).steps == 3
@@ -696,11 +679,10 @@ def test_a_frozen_table_of_a_privately_trained_model_is_read_by_another():
     """It was refused: the check that a table owes no noise was taken for an effect of the loss."""
     inputs, table = keras.Input([], dtype="int64"), keras.layers.Embedding(5, 2)
     fetch = lambda indices: (indices % 5, np.ones([len(indices), 1], np.float32))  # noqa: E731
-    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 25}
     for trainable in (True, False):
         table.trainable = trainable
         model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(table(inputs)))
-        model.compile(tfdp_rec.LazyDPSGD(0.1, **settings), "mse")
+        model.compile(optimizer_of(kind=tfdp_rec.LazyDPSGD), "mse")
         model.fit(SAMPLING.batches(fetch), steps_per_epoch=2, verbose=0)
     assert accountant_of(model).steps == 2 + 2
 

@@ -5,10 +5,11 @@ import copy
 import pickle
 
 import keras
-import numpy as np
 import pytest
+import trainings
 from counting import count
 from dp_accounting import ComposedDpEvent, GaussianDpEvent
+from trainings import after_step, rows
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
@@ -35,15 +36,7 @@ def of_histories(*histories):
 
 
 def model_of():
-    inputs = keras.Input([2])
-    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
-    settings = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": 50}
-    model.compile(tfdp_rec.DPSGD(0.01, **settings), "mse")
-    return model
-
-
-def rows(indices=range(UNITS)):
-    return np.ones([len(indices), 2], np.float32), np.ones([len(indices), 1], np.float32)
+    return trainings.model_of(trainings.optimizer_of(batch=50), run_eagerly=False)
 
 
 def gaussians(*sigmas):
@@ -104,7 +97,7 @@ def test_an_equal_use_of_three_days_costs_three(tmp_path, by):
             model.add_uses([COUNTS])
         else:
             model.compile(tfdp_rec.DPSGD(0.01, plan=plan_of(COUNTS)), "mse")
-            model.prepare(rows())
+            model.prepare(rows(range(9)))
         model.save(tmp_path / "model.keras")
         model = keras.models.load_model(tmp_path / "model.keras")
     assert told(model) == pytest.approx(gaussians(5.0, 5.0, 5.0))
@@ -118,7 +111,7 @@ def test_one_use_that_is_declared_in_several_places_costs_one(tmp_path, ledger):
         plan, model = plan_of(use, use, **({"ledger": path} if ledger else {})), model_of()
         model.add_uses([use])
         model.compile(tfdp_rec.DPSGD(0.01, plan=plan), "mse")
-        model.prepare(rows())
+        model.prepare(rows(range(9)))
         assert plan.accountant.epsilon() == told(model) == pytest.approx(gaussians(5.0))
         plan.accountant.close()
     assert not ledger or len(read(path).paid) == 1
@@ -232,12 +225,12 @@ def test_no_step_follows_whose_payment_was_given_back(tmp_path, how):
     made, model = accountant(ledger=path), model_of()
     seen = []
 
-    def act(batch, logs):
+    def act(batch):
         if batch == 2:
             getattr(made, how)()
             seen.append(read(path).steps)
 
-    callbacks = [PrivacyBudget(made, 50.0), keras.callbacks.LambdaCallback(on_train_batch_end=act)]
+    callbacks = [PrivacyBudget(made, 50.0), after_step(act)]
     fit = lambda: model.fit(POISSON.batches(rows), steps_per_epoch=6, verbose=0, callbacks=callbacks)  # noqa: E731
     if how == "close":
         with pytest.raises(ValueError, match="is not open in this process any more"):
