@@ -12,8 +12,8 @@ from trainings import DELTA, SAMPLING, accountant_of, after_step, model_of, opti
 
 from tfdp_rec.callbacks import PrivacyBudget
 from tfdp_rec.core.claim.ledger import read
-from tfdp_rec.core.claim.payments import BLOCK
 from tfdp_rec.core.claim.sampling_proof import Source
+from tfdp_rec.core.claim.spending import BLOCK
 from tfdp_rec.privacy import Accountant, BrokenLedger, FixedOrder, Ledger, PoissonSampling, Snapshot, Unaccounted
 
 TARGET = 30.0
@@ -211,7 +211,7 @@ def test_what_a_ledger_cannot_pay_for_is_refused(tmp_path):
 @pytest.mark.parametrize("extra, made", [(1, 6), (9, 4)])
 def test_a_step_that_no_ledger_has_paid_for_refuses_itself(tmp_path, monkeypatch, extra, made):
     """Blocks of 4: a callback's steps are paid for as long as the block lasts, and not one more is made."""
-    monkeypatch.setattr("tfdp_rec.core.claim.payments.BLOCK", 4)
+    monkeypatch.setattr("tfdp_rec.core.claim.spending.BLOCK", 4)
     path = tmp_path / "ledger.jsonl"
     run = Run(path)
 

@@ -16,7 +16,7 @@ from tfdp_rec.callbacks import PrivacyBudget, TrainingCheckpoint
 from tfdp_rec.core.claim.composition import epsilon_of
 from tfdp_rec.core.claim.events import PlannedDpEvent
 from tfdp_rec.core.claim.ledger import read
-from tfdp_rec.core.claim.payments import Payments
+from tfdp_rec.core.claim.spending import Payments
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import rows_of
 from tfdp_rec.data import FixedOrder

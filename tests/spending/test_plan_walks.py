@@ -17,7 +17,7 @@ import pytest
 from tfdp_rec.core.claim.entries import Entries, Entry, new_id
 from tfdp_rec.core.claim.events import PlannedDpEvent
 from tfdp_rec.core.claim.ledger import read
-from tfdp_rec.core.claim.payments import Payments
+from tfdp_rec.core.claim.spending import Payments
 from tfdp_rec.data import FixedOrder, PoissonSampling
 from tfdp_rec.privacy import Ledger, Snapshot, Use, optimised_correlation
 

@@ -83,7 +83,7 @@ def test_an_older_backup_is_noticed_by_a_model_whose_steps_another_model_equals(
 
 @pytest.mark.slow
 def test_blocks_of_one_training_are_one_entry(tmp_path, monkeypatch):
-    monkeypatch.setattr("tfdp_rec.core.claim.payments.BLOCK", 4)
+    monkeypatch.setattr("tfdp_rec.core.claim.spending.BLOCK", 4)
     accountant, model = accountant_of(ledger=tmp_path / "ledger.jsonl"), model_of()
     train(model, 10, PrivacyBudget(accountant, TARGET))
     ((id, entry),) = model.privacy_history.snapshot().items()

@@ -15,9 +15,8 @@ import threading
 from tfdp_rec.core.claim.entries import Entries
 from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.claim.ledger import Ledger, Mark, Snapshot
-from tfdp_rec.core.claim.payments import Payments
 from tfdp_rec.core.claim.schemes import PoissonSampling
-from tfdp_rec.core.claim.spending import Unaccounted
+from tfdp_rec.core.claim.spending import Payments, Unaccounted
 from tfdp_rec.distribute.checkpoint import Checkpoints
 
 LEDGER = "ledger.jsonl"

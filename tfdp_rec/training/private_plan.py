@@ -4,7 +4,7 @@
 
     optimizer    clip C, noise σ, batch size B     tfdp_rec.LazyDPSGD(0.5, plan=plan)
     data         batches that prove their draw     plan.batches(fetch)
-    fit          steps=600 and not one more        callbacks=[plan.budget()]
+    fit          the steps that fit the budget     callbacks=[plan.budget()]
     statement    ε, δ, unit, sampling, mechanism   plan.accountant.statement()
 
 For a given ε the least σ is computed: by RDP first, whose answer is never too small, then tightened with the chosen

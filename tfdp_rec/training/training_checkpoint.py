@@ -10,7 +10,7 @@ buffers, with which noise that was released can be subtracted. It holds no noise
   steps since then stay spent, whoever has looked at them. So a checkpoint needs a ledger, unless no ε is claimed.
 - A state that leaves training, as at the end of `fit`, of whatever kind, is in a checkpoint first.
 - Correlated noise is paid for once, for one course of its plan. So a copy or an older checkpoint is refused by its id
-  in the ledger (`core/claim/payments.py`), steps are made in `fit` alone, and callbacks that may read weights within an
+  in the ledger (`core/claim/spending.py`), steps are made in `fit` alone, and callbacks that may read weights within an
   epoch are refused. Where no checkpoint can be written the model is erased: nothing leaves of which none knows.
 
 Layout: a zip archive of `training_checkpoint.json` and the raw little-endian values of each variable, in chunks.

@@ -33,9 +33,8 @@ from tfdp_rec.core.claim.composition import (
 from tfdp_rec.core.claim.entries import Entries, Entry, Use
 from tfdp_rec.core.claim.filters import PrivacyFilter
 from tfdp_rec.core.claim.ledger import Ledger
-from tfdp_rec.core.claim.payments import refuse_unpayable
 from tfdp_rec.core.claim.schemes import Sampling
-from tfdp_rec.core.claim.spending import Spending
+from tfdp_rec.core.claim.spending import Spending, refuse_unpayable
 from tfdp_rec.core.claim.statement import Statement, statement
 from tfdp_rec.core.ground.files import Path
 

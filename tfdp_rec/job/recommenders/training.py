@@ -34,8 +34,8 @@ from tfdp_rec.core.claim.entries import Entries, Entry, Use
 from tfdp_rec.core.claim.events import ComposedDpEvent, GaussianDpEvent, NoOpDpEvent, SelfComposedDpEvent
 from tfdp_rec.core.claim.ledger import Ledger
 from tfdp_rec.core.claim.orders import FixedOrder
-from tfdp_rec.core.claim.payments import Payments
 from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
+from tfdp_rec.core.claim.spending import Payments
 from tfdp_rec.core.claim.statement import Statement, round_up
 from tfdp_rec.core.ground.files import Path, restrict_to_owner
 from tfdp_rec.core.mechanism.correlated_noise import INDEPENDENT, Correlation, optimised_correlation
