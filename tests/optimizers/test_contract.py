@@ -13,7 +13,7 @@ from helpers import bytes_in, operations, tensors_of_shape
 
 import tfdp_rec
 from tfdp_rec import mechanisms
-from tfdp_rec.core.claim.events import in_words
+from tfdp_rec.core.claim.events import describe
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, SecureNoise
 from tfdp_rec.optimizers import Adagrad, Adam, Preselection, PrivateOptimizer
@@ -162,7 +162,7 @@ def test_config_makes_the_same_again(kind):
     assert type(again) is kind and again.get_config() == config
     assert again.table_rule == RULES.get(kind)
     assert again.noise_multiplier == 1.75 and isinstance(again.noise, SecureNoise)
-    assert in_words(again.dp_event()) == in_words(optimizer.dp_event())
+    assert describe(again.dp_event()) == describe(optimizer.dp_event())
 
 
 @EVERY
@@ -171,7 +171,7 @@ def test_a_rule_that_normalises_is_in_the_config_and_cannot_be_set(kind):
     again = keras.optimizers.deserialize(keras.optimizers.serialize(optimizer))
     assert again.get_config() == optimizer.get_config() and again.get_config()["l2_norm_clip"] == "auto"
     assert again.l2_norm_clip == 1.0 and again.clip_rule is optimizer.clip_rule
-    assert in_words(again.dp_event()) == in_words(optimizer_of(kind, l2_norm_clip=1.0).dp_event())
+    assert describe(again.dp_event()) == describe(optimizer_of(kind, l2_norm_clip=1.0).dp_event())
     for one, value in ((optimizer, 1.0), (optimizer_of(kind), "auto")):
         with pytest.raises(AttributeError, match="l2_norm_clip of a .* is fixed"):
             one.l2_norm_clip = value

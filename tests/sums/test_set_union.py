@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import stats
 
-from tfdp_rec.core.claim.events import FailingDpEvent, from_json, in_words, is_private, to_json
+from tfdp_rec.core.claim.events import FailingDpEvent, describe, from_json, is_private, to_json
 from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.core.mechanism.noise.words import os_entropy, seeded
 from tfdp_rec.data import Interactions, PoissonSampling
@@ -241,7 +241,7 @@ def test_what_may_fail_is_taken_off_delta():
         assert epsilon_of(both, 1e-6, accountant) == pytest.approx(epsilon_of(gaussian, 2e-7, accountant), rel=1e-9)
         assert epsilon_of(both, 8e-7, accountant) == math.inf
         assert epsilon_of(ComposedDpEvent([NonPrivateDpEvent(), failing]), 1e-6, accountant) == math.inf
-    assert from_json(to_json(failing)) == failing and is_private(failing) and "4e-07" in in_words(failing)
+    assert from_json(to_json(failing)) == failing and is_private(failing) and "4e-07" in describe(failing)
     with pytest.raises(ValueError, match="delta must be"):
         to_json(FailingDpEvent(1.0))
     with pytest.raises(ValueError, match="cannot account"):
