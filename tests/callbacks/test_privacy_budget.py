@@ -401,7 +401,7 @@ def test_a_model_compiled_anew_and_its_file_go_on_counting_for_those_who_share_i
     second.save(tmp_path / "second.keras")
     loaded = keras.models.load_model(tmp_path / "second.keras")
     of_loaded = accountant_of(loaded)
-    assert of_loaded.steps == 12
+    assert of_loaded.steps == 12 and of_loaded.epsilon() == of_first.epsilon()  # which looks at `iterations` as loaded
     loaded.optimizer.iterations.assign(4)
     with pytest.raises(Unaccounted, match="has made 1 steps"):
         of_loaded.epsilon()

@@ -94,7 +94,7 @@ def test_one_kind_read_twice_is_one_gradient(kind, batch, first, second, seed):
     check([a, b], formed_a + formed_b)
 
 
-@pytest.mark.slow_cases("rows-scores", "rows-positions")
+@pytest.mark.fast_cases("rows-outer", "outer-per_example")
 @pytest.mark.parametrize(
     "one, other",
     [

@@ -64,6 +64,7 @@ def test_an_id_read_twice_with_opposite_gradients():
     assert removal(embedding(), batch, 4) <= 1
 
 
+@pytest.mark.fast_cases("sizes0")
 @pytest.mark.parametrize("sizes", [(1, 3), (8, 3), (64, 2000)])
 def test_positions_that_cancel(sizes):
     """`Dense(1, use_bias=False)` on [B, 2, 3]: removal was 922 at C = 1 with 1,001 users. Also where the norm comes
@@ -143,6 +144,7 @@ def scores(**options):
     return model
 
 
+@pytest.mark.fast_cases("a candidate that is the positive")
 @pytest.mark.parametrize("what", ["a candidate drawn twice", "a candidate that is the positive"])
 def test_candidates_that_cancel(what):
     rng = np.random.default_rng(3)
@@ -202,6 +204,7 @@ def factor_that_cancels(kind, value, left):
     return Scores(tf.constant([0, 1]), d, ones, [2, 3])
 
 
+@pytest.mark.fast_cases("kinds0", "kinds3", "kinds5")
 @pytest.mark.parametrize(
     "kinds",
     [
@@ -338,6 +341,7 @@ KERNELS = {
 }
 
 
+@pytest.mark.fast_cases("a wide Dense layer", "logits of a table, in parts")
 @pytest.mark.parametrize("name", KERNELS)
 def test_a_kink_where_kernels_for_other_numbers_of_rows_differ(name):
     """The others' outputs lie on a ReLU's kink, between what a kernel gives for all rows and for one row less: removal

@@ -242,6 +242,7 @@ class InBatch(tfdp_rec.PrivateTraining, keras.Model):
 PAIRS = {"user": np.arange(8) % 5, "item": np.arange(8)}
 
 
+@pytest.mark.fast_cases("train_on_batch")
 @pytest.mark.parametrize("how", ["dataset", "look-ahead", "train_on_batch"])
 def test_a_softmax_over_the_batch_written_by_hand(how):
     model = InBatch()

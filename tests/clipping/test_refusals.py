@@ -354,6 +354,7 @@ class LightGCN(tfdp_rec.PrivateModel):
         return tf.reduce_mean(tf.nn.softplus(-y_pred))
 
 
+@pytest.mark.fast_cases("sparse read", "dense own", "sparse own")
 @pytest.mark.parametrize("way", ["dense", "sparse", "dense read", "sparse read", "dense own", "sparse own"])
 def test_a_graph_of_all_users_edges_is_refused(way):
     rng = np.random.default_rng(0)

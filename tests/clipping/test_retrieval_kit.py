@@ -79,6 +79,7 @@ TOWERS = {
 }
 
 
+@pytest.mark.fast_cases("a vocabulary-False", "a tower-True")
 @pytest.mark.parametrize("excluded", [False, True])
 @pytest.mark.parametrize(
     "names",

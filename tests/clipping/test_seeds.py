@@ -49,6 +49,7 @@ def test_what_is_saved_tells_of_no_mask():
     assert not any(found_out(model) for _ in range(3))
 
 
+@pytest.mark.fast_cases("after")
 @pytest.mark.parametrize("left", ["before", "after", "both"])
 def test_a_seed_that_is_not_replaced_is_found_out(left, monkeypatch):
     """So that the test above can fail: without the one replacement or the other, the masks are known."""

@@ -112,6 +112,7 @@ def traced_step(name_of_optimizer, rows, width, batch_size=4):
     return step.get_concrete_function(*batch).graph
 
 
+@pytest.mark.fast_cases("LazyDPSGD")
 @pytest.mark.parametrize("optimizer", ["LazyDPSGD", "EANA"])
 def test_no_tensor_of_a_private_step_has_a_tables_shape(optimizer):
     graph = traced_step(optimizer, rows=977, width=5)

@@ -199,7 +199,7 @@ def model_of(name, parts, forward, x):
 SHARED_OF = {"a deep candidate tower on shared negatives": [("negatives",)]}
 
 
-@pytest.mark.slow_cases('ids flattened to [B\\xb7T]', "a deep candidate tower, by TowerScores", "Conv1D(groups=)")
+@pytest.mark.fast_cases("positions on range(T)", "full softmax over a table", "a custom layer that holds a table")
 @pytest.mark.parametrize("name", WORKS)
 def test_it_works(name):
     parts, forward, x = WORKS[name]

@@ -60,7 +60,7 @@ def none(counts, found):
     return counts
 
 
-@pytest.mark.slow_cases("loops", "data as arguments", "lists")
+@pytest.mark.fast_cases("places", "flat numbers", "functions", "noise")
 @pytest.mark.parametrize("family", FAMILIES)
 def test_no_claim_about_a_few_programs_is_false(family):
     counts = none(*search(range(FEW), family))

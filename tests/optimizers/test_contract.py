@@ -349,9 +349,7 @@ def test_seeding_keras_does_not_repeat_the_noise(kind, loaded):
         assert np.any(one != other)
 
 
-@pytest.mark.fast_cases(
-    "LazyDPSGD-None", "AdaFEST-None", "LazyDPFTRL-None", "EANA-Adagrad(rowwise=True, initial=0.0, epsilon=1e-10)",
-)  # fmt: skip
+@pytest.mark.fast_cases("LazyDPSGD-None", "AdaFEST-None", "LazyDPFTRL-None")
 @EVERY_WAY
 def test_no_tensor_of_a_step_has_the_tables_shape(kind, rule, trained):
     graph = trained(kind, rule).optimizer.noise.graph

@@ -311,6 +311,7 @@ def test_a_resumption_that_is_cut_short_among_the_buffers_makes_no_step(kind, tm
     assert again.optimizer.position == 4
 
 
+@pytest.mark.fast_cases("DPFTRL")
 @BOTH
 def test_weights_that_can_be_settled_no_more_do_not_leave_where_a_resumption_is_cut_short(kind, tmp_path, monkeypatch):
     model, checkpoint = model_of(kind), checkpoint_of(tmp_path / "training")

@@ -222,7 +222,7 @@ MODELS = {
 }
 
 
-@pytest.mark.slow_cases("SASRec")
+@pytest.mark.fast_cases("one's own")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_user_without_items_contributes_nothing(name):
     """The two models of the package by their loss, too: whoever forgets present= has the same sum."""
@@ -289,6 +289,7 @@ def test_masked_positions_do_not_vote(selecting):
     assert set(votes(model, sum_of(model, batch))) == {3, 4}
 
 
+@pytest.mark.fast_cases("nan", "1000.0")
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30, 1e3])
 def test_an_example_that_is_dropped_does_not_vote(value):
     """A loss of no labels is often 0 / 0; the square of 1e30 is no float32."""

@@ -344,6 +344,7 @@ def test_shared_inputs_that_the_model_does_not_name_are_refused(training):
 # Seeds and test noise.
 
 
+@pytest.mark.fast_cases("None-0-seed")
 @pytest.mark.parametrize("noise, seed, named", [(None, 0, "seed"), (7, None, "KeyedNoise")])
 def test_a_seed_and_test_noise_make_epsilon_infinite(noise, seed, named):
     training = Training(noise=noise and tfdp_rec.noise.KeyedNoise(noise))

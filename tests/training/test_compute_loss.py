@@ -89,7 +89,7 @@ def whole(model, data):
     return float(model.compute_loss(x, y, model(x), weights))
 
 
-@pytest.mark.slow_cases("with sample weights", "several terms")
+@pytest.mark.fast_cases("a Keras loss", "by hand, over entries", "keras.ops.sum of terms")
 @pytest.mark.parametrize("name", AVERAGES)
 def test_a_mean_over_examples_is_honoured(name):
     model, data = compiled(Model(AVERAGES[name])), (X, Y, WEIGHTS)

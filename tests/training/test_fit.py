@@ -37,7 +37,7 @@ def raising(error):
     return act
 
 
-@pytest.mark.fast_cases("error1", "error2")
+@pytest.mark.fast_cases("error2")
 @pytest.mark.parametrize("error", [RuntimeError("a callback's"), KeyboardInterrupt(), StopIteration(), SystemExit()])
 def test_whatever_ends_fit_it_settles(error, eager_tables):
     model = model_of()

@@ -34,6 +34,7 @@ def table_of(model):
 # Eager reads; test_release_methods.py has more.
 
 
+@pytest.mark.fast_cases("<lambda>")
 @pytest.mark.parametrize("read", [lambda table: table._value, copy.deepcopy, pickle.dumps])
 def test_an_eager_read_is_refused(read):
     with pytest.raises(NotPrivate, match="owes noise"):
@@ -410,6 +411,7 @@ def test_two_models_that_share_a_table_are_both_settled():
                 model.train_on_batch(*batch)
 
 
+@pytest.mark.fast_cases("plain")
 @pytest.mark.parametrize("kind", ["plain", "not compiled", "not prepared"])
 def test_a_sum_by_hand_of_a_model_on_the_same_table_reads_settled_rows(kind):
     """Losses and gradients were those of rows that lacked their noise."""
@@ -527,7 +529,7 @@ def test_loading_weights_that_do_not_fit_settles_first(tmp_path, eager_tables):
 # A clipped sum is good for one step.
 
 
-@pytest.mark.slow_cases("LazyDPSGD")
+@pytest.mark.fast_cases("DPSGD")
 @pytest.mark.parametrize("kind", [tfdp_rec.DPSGD, tfdp_rec.LazyDPSGD, tfdp_rec.EANA])
 def test_a_sum_is_applied_once_and_changes_nothing_the_second_time(kind):
     model = model_of(kind)

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import seeding
 import tensorflow as tf
+from trainings import optimizer_of
 
 import tfdp_rec
 from tfdp_rec.core.ground.refused import NotPrivate
@@ -15,7 +16,17 @@ RNG = np.random.default_rng(3)
 X, Y = RNG.normal(size=[8, 3]).astype("float32"), RNG.normal(size=[8, 1]).astype("float32")
 
 
-def compiled(keeps, kind=tfdp_rec.DPSGD, run_eagerly=False):
+def model_of(*layers, kind=tfdp_rec.PrivateModel, **options):
+    """A compiled model of these layers, or of a dense one."""
+    inputs = outputs = keras.Input([3])
+    for layer in layers or [keras.layers.Dense(1)]:
+        outputs = layer(outputs)
+    model = kind(inputs, outputs)
+    model.compile(optimizer_of(batch=8), **{"loss": "mse", **options})
+    return model
+
+
+def compiled(keeps, run_eagerly=False):
     """A model whose metrics are computed as ever, and then `keeps(model, x, logs)`."""
     seeding.seed(0)
 
@@ -43,8 +54,7 @@ def compiled(keeps, kind=tfdp_rec.DPSGD, run_eagerly=False):
 
     model = Keeping()
     model.keeps = keeps
-    optimizer = kind(0.1, l2_norm_clip=1.0, noise_multiplier=1000.0, expected_batch_size=8)
-    model.compile(optimizer, loss="mse", run_eagerly=run_eagerly)
+    model.compile(optimizer_of(batch=8), loss="mse", run_eagerly=run_eagerly)
     return model
 
 
@@ -97,6 +107,7 @@ def trained():
     return model
 
 
+@pytest.mark.slow_cases("a running mean", "how many", "the loss shown", "a function", "a loop", "a step of its own")
 @pytest.mark.parametrize("way", KEPT)
 def test_a_step_that_keeps_something_of_its_batch_is_refused(way, trained):
     trained.keeps = KEPT[way]
@@ -138,11 +149,8 @@ def test_what_any_step_keeps_is_read(method):
         model.centre.assign(tf.reduce_mean(tf.nest.flatten(data)[0], axis=0))
         return given
 
-    kind = type("Keeping", (tfdp_rec.PrivateModel,), {method: keeping})
-    inputs = keras.Input([3])
-    model = kind(inputs, keras.layers.Dense(1)(inputs))
+    model = model_of(kind=type("Keeping", (tfdp_rec.PrivateModel,), {method: keeping}))
     model.centre = model.add_weight(shape=[3], initializer="zeros", trainable=False, name="centre")
-    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1000.0, expected_batch_size=8), loss="mse")
     run = {"test_step": model.test_on_batch, "predict_step": model.predict_on_batch}
     with pytest.raises(NotPrivate, match=f"{method} gives '.*centre'"):
         run[method](*((X,) if method == "predict_step" else (X, Y)))
@@ -155,11 +163,8 @@ def test_metrics_that_are_computed_eagerly_are_not_read_and_so_refused():
             self.total.assign(tf.reduce_sum(x))
             return super().compute_metrics(x, y, y_pred, sample_weight)
 
-    inputs = keras.Input([3])
-    model = Counting(inputs, keras.layers.Dense(1)(inputs))
+    model = model_of(kind=Counting, run_eagerly=True)
     model.total = model.add_weight(shape=[], initializer="zeros", trainable=False, name="total")
-    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1000.0, expected_batch_size=8)
-    model.compile(optimizer, loss="mse", run_eagerly=True)
     with pytest.raises(NotPrivate, match="overrides compute_metrics.*run_eagerly"):
         model.train_on_batch(X, Y)
     assert float(model.total) == 0.0
@@ -171,8 +176,7 @@ def test_batches_that_are_padded_to_their_longest_row_are_refused_by_hand_too(ru
     inputs = keras.Input([None], dtype="int32")
     pooled = keras.layers.GlobalAveragePooling1D()(keras.layers.Embedding(10, 2)(inputs))
     model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(pooled))
-    optimizer = tfdp_rec.LazyDPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
-    model.compile(optimizer, loss="mse", run_eagerly=run_eagerly)
+    model.compile(optimizer_of(batch=8, kind=tfdp_rec.LazyDPSGD), loss="mse", run_eagerly=run_eagerly)
     model.train_on_batch(np.ones([8, 5], np.int32), Y)
     model.train_on_batch(np.ones([3, 5], np.int32), Y[:3])
     with pytest.raises(NotPrivate, match="Pad all batches to one length"):
@@ -201,7 +205,7 @@ def test_a_step_by_hand_is_this_packages_own(kind):
     rows = keras.layers.Flatten()(keras.layers.Embedding(9, 2)(ids))
 
     model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(rows))
-    model.compile(kind(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8), loss="mse")
+    model.compile(optimizer_of(batch=8, kind=kind), loss="mse")
 
     @functools.partial(tf.function, autograph=False)
     def step(*data):
@@ -257,7 +261,7 @@ class Counted(tfdp_rec.PrivateModel):
 
 def test_a_metric_of_the_loss_may_draw():
     model = Counted()
-    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8))
+    model.compile(optimizer_of(batch=8))
     before = int(model.ties.seed_generator.state[0])
     for _ in range(2):
         logs = model.train_on_batch(X, Y, return_dict=True)
@@ -267,9 +271,7 @@ def test_a_metric_of_the_loss_may_draw():
 
 @pytest.fixture(scope="module")
 def centred():
-    inputs = keras.Input([3])
-    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(Centred()(inputs)))
-    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1e3, expected_batch_size=8), loss="mse")
+    model = model_of(Centred(), keras.layers.Dense(1))
     model.train_on_batch(X, Y)
     return model
 
@@ -296,10 +298,7 @@ def test_a_prediction_from_a_metric_that_was_given_to_compile_is_refused():
         def call(self, x, training=False):
             return x if training else x + seen.result()
 
-    inputs = keras.Input([3])
-    model = tfdp_rec.PrivateModel(inputs, Shifted()(keras.layers.Dense(1)(inputs)))
-    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1e3, expected_batch_size=8)
-    model.compile(optimizer, loss="mse", metrics=[seen])
+    model = model_of(keras.layers.Dense(1), Shifted(), metrics=[seen])
     model.train_on_batch(X, Y)
     for predict in (model, functools.partial(model.predict, verbose=0)):
         with pytest.raises(NotPrivate, match="one of its metrics"):
@@ -313,13 +312,10 @@ def test_a_metric_that_joins_later_is_looked_for_again():
         def call(self, x, training=False):
             return x + late[0].result() if late and not training else x
 
-    inputs = keras.Input([3])
-    model = tfdp_rec.PrivateModel(inputs, Shifted()(keras.layers.Dense(1)(inputs)))
-    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1e3, expected_batch_size=8)
-    model.compile(optimizer, loss="mse", metrics=["mae"])
+    model = model_of(keras.layers.Dense(1), Shifted(), metrics=["mae"])
     model(X)
     late.append(keras.metrics.MeanSquaredError())
-    model.compile(optimizer, loss="mse", metrics=late)
+    model.compile(model.optimizer, loss="mse", metrics=late)
     with pytest.raises(NotPrivate, match="one of its metrics"):
         model(X)
 
@@ -335,9 +331,7 @@ def test_a_metric_that_is_counted_beside_a_prediction_is_not_read_for_it():
             self.mean.update_state(x)
             return x
 
-    inputs = keras.Input([3])
-    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(Counting()(inputs)))
-    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8), loss="mse")
+    model = model_of(Counting(), keras.layers.Dense(1))
     model.fit(X, Y, verbose=0)
     assert model.predict(X, verbose=0).shape == model(X).shape == (8, 1)
 
@@ -365,8 +359,7 @@ def test_a_metrics_property_that_hides_keras_own_is_told_what_to_do(own_loss):
             return loss
 
     model = (WithALoss if own_loss else Hiding)()
-    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
-    model.compile(optimizer, None if own_loss else "mse")
+    model.compile(optimizer_of(batch=8), None if own_loss else "mse")
     line = Hiding.metrics.fget.__code__.co_firstlineno
     match = rf"overrides metrics in [^ ]*test_overridden_steps.py:{line}, and hides Keras' own.*Leave the property out"
     with pytest.raises(NotPrivate, match=match) as caught:
@@ -380,10 +373,7 @@ def test_a_metrics_property_that_shows_keras_own_is_taken():
         def metrics(self):
             return super().metrics[::-1]
 
-    inputs = keras.Input([3])
-    model = Showing(inputs, keras.layers.Dense(1)(inputs))
-    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
-    model.compile(optimizer, "mse", metrics=["mae"])
+    model = model_of(kind=Showing, metrics=["mae"])
     assert {"loss", "mae"} <= set(model.fit(X, Y, verbose=0).history)
 
 
@@ -391,11 +381,7 @@ def test_a_metrics_property_that_shows_keras_own_is_taken():
 
 
 def in_parts(kind=tfdp_rec.PrivateModel, layer=keras.layers.Dropout):
-    x = keras.Input([3])
-    model = kind(x, keras.layers.Dense(1)(layer(0.5, name="random")(x)))
-    optimizer = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
-    model.compile(optimizer, loss="mse", microbatch_size=2)
-    return model
+    return model_of(layer(0.5, name="random"), keras.layers.Dense(1), kind=kind, microbatch_size=2)
 
 
 @pytest.mark.slow

@@ -111,7 +111,7 @@ def test_it_validates_while_it_trains(kind, data):
     assert len(history["loss"]) == 2
 
 
-@pytest.mark.slow_cases("private-False")
+@pytest.mark.fast_cases("private-True")
 @pytest.mark.parametrize("eagerly", [False, True])
 @pytest.mark.parametrize("optimizer", ["private", "sgd"])
 def test_compiled_metrics_are_of_what_its_call_gave(optimizer, eagerly):
@@ -135,6 +135,7 @@ def test_metrics_of_its_own_are_shown():
     np.testing.assert_allclose(history["val_rmse"], [np.sqrt(np.mean((np.array(model(X)) - Y) ** 2))], rtol=1e-5)
 
 
+@pytest.mark.fast_cases("private")
 @pytest.mark.parametrize("optimizer", ["private", "sgd"])
 def test_where_the_loss_does_without_a_call_evaluation_calls_for_the_metrics(optimizer):
     model = compiled(PastCall(), private() if optimizer == "private" else "sgd", metrics=["mae"])

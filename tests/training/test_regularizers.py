@@ -293,6 +293,7 @@ class Scaled(keras.layers.Layer):
         return x * (1.0 + self.by())
 
 
+@pytest.mark.fast_cases("kernel_regularizer", "loss", "rate")
 @pytest.mark.parametrize("by", ["kernel_regularizer", "kernel_constraint", "loss", "call", "rate", "nothing"])
 def test_a_metric_given_to_compile_is_a_metric_before_it_has_seen_a_batch(by):
     """Keras lists its variables from the first update on. One example of 1e6 moved all weights by more than 1e8."""

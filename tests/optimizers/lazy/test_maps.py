@@ -253,7 +253,7 @@ class ForgetsTheBuffers(LazyDPFTRL):
 CASES = [("plain", 1), ("plain", 3), ("nesterov", 1), ("momentum", 2), ("decay", 2)]
 
 
-@pytest.mark.fast_cases("LazyDPFTRL-momentum-2", "DPFTRL-plain-3", "DPFTRL-decay-2")
+@pytest.mark.fast_cases("LazyDPFTRL-momentum-2")
 @pytest.mark.parametrize("name, buffers", CASES)
 @pytest.mark.parametrize("mechanism", [LazyDPFTRL, DPFTRL])
 def test_releases_have_the_matrix_law(mechanism, name, buffers):
@@ -261,6 +261,7 @@ def test_releases_have_the_matrix_law(mechanism, name, buffers):
     assert_right(recursion, strategy, trained(mechanism, recursion, strategy))
 
 
+@pytest.mark.fast_cases("3% too little", "buffers forgotten")
 @pytest.mark.parametrize(
     "wrong",
     [

@@ -134,6 +134,7 @@ ALL = pytest.mark.parametrize("recursion", RECURSIONS.values(), ids=RECURSIONS)
 SINCE = [0, 3, 6, 7]  # never settled, settled in the middle, one step ago, just now
 
 
+@pytest.mark.fast_cases("plain", "nesterov")
 @ALL
 def test_a_million_draws(recursion):
     assert_right(recursion, SINCE, *pay(choose_pending(recursion, True), SINCE, DRAWS // 4))
@@ -370,6 +371,7 @@ def test_every_row_of_a_trained_table(recursion):
     assert_every_row_right(recursion, trained(recursion, Seeded(2)))
 
 
+@pytest.mark.slow_cases("plain-3% too much", "plain-one draw for all rows")
 @pytest.mark.parametrize(
     "broken",
     [
