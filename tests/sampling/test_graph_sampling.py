@@ -92,6 +92,14 @@ def test_graph_batches_fetch_in_the_graph_and_never_repeat():
     assert not np.array_equal(first["unit"], again["unit"])
 
 
+def test_a_sampling_is_fixed_once_it_has_batches_in_a_graph():
+    sampling = PoissonSampling(num_units=40, expected_batch_size=4)
+    sampling.graph_batches(lambda indices: {"id": indices})
+    for name in ("num_units", "expected_batch_size"):
+        with pytest.raises(AttributeError, match=f"{name} of a PoissonSampling is fixed"):
+            setattr(sampling, name, 20)
+
+
 def test_system_words_are_uniform_and_differ_at_every_execution():
     words = tf.function(lambda: system_words(512), autograph=False)
     drawn = np.concatenate([words().numpy() for _ in range(8)])

@@ -162,13 +162,8 @@ def weighted_sum(factors: Sequence[Factor], weights: tf.Tensor, depth: Depth) ->
 def join(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
     """Several sums of one variable's rows as one, an id standing once."""
     values, ids = (tf.concat([getattr(s, part) for s in slices], axis=0) for part in ("values", "indices"))
-    distinct, added = _once(tf.cast(ids, tf.int64), values)
-    return tf.IndexedSlices(tf.ensure_shape(added, [None, *values.shape[1:]]), distinct, slices[0].dense_shape)
-
-
-def _once(ids: tf.Tensor, values: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    ids = tf.cast(ids, tf.int64)
     distinct, place = tf.unique(ids)
     count = tf.size(distinct)
-    return distinct, tf.cond(
-        count < tf.size(ids), lambda: tf.math.unsorted_segment_sum(values, place, count), lambda: values
-    )
+    added = tf.cond(count < tf.size(ids), lambda: tf.math.unsorted_segment_sum(values, place, count), lambda: values)
+    return tf.IndexedSlices(tf.ensure_shape(added, [None, *values.shape[1:]]), distinct, slices[0].dense_shape)

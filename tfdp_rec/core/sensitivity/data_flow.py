@@ -142,7 +142,8 @@ def refuse_data_read(
     captured = [(outermost(tensor), inner) for tensor, inner in graph.captures]
     # Apart from variables and constants, what it captures is a tensor of the step around it. Of variables the allowed
     # ones are named, not the metrics: a metric may stand anywhere, and one given to compile is in no list at first.
-    step = [inner for tensor, inner in captured if not _is_constant(tensor)]
+    constants = tf.__internal__.EagerTensor
+    step = [inner for t, inner in captured if t.dtype != tf.resource and not isinstance(t, constants)]
     may = {resource_key(handle) for handle in allowed}
     others = [t for t, _ in captured if t.dtype == tf.resource and resource_key(t) not in may]
     flow = DataFlow(graph, 0, step, others)
@@ -151,7 +152,3 @@ def refuse_data_read(
             f"{subject} depends on the batch, on a metric or on another variable that may hold data, and moves the "
             "weights without clipping or noise. Compute it from the weight itself, the step's number and constants."
         )
-
-
-def _is_constant(tensor: Any) -> bool:
-    return tensor.dtype == tf.resource or isinstance(tensor, tf.__internal__.EagerTensor)

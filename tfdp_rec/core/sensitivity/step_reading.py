@@ -61,10 +61,10 @@ class StepReading:
 
     def read(self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor]) -> list[CallRead]:
         """The calls, with gradients by example; raises `NotPrivate` if examples are mixed."""
-        faults, read = self._find_faults(calls, losses, gradients)
-        for fault in faults:
-            raise fault
-        return read
+        # At the first fault, since what comes after one may be of a form that no further reading expects.
+        self._seen = self._walk()
+        self._seen.require_rows(losses, "the loss")
+        return [read() for read in self._readings(calls, losses, gradients)]
 
     def read_rows(self, tensor: tf.Tensor, subject: str) -> None:
         """Raises `NotPrivate` unless a tensor has a row for each example, made of that example alone."""
@@ -109,7 +109,7 @@ class StepReading:
         return self._walk(skipped=[number for number, op in enumerate(operations) if id(op) not in made])
 
     def _find_faults(
-        self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], forgiven: Sequence[Any] = ()
+        self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor], forgiven: Sequence[Any]
     ) -> tuple[list[NotPrivate], list[CallRead]]:
         """The refusals of a reading that excuses the `forgiven` operations, and the calls that are not refused."""
         faults: list[NotPrivate] = []
@@ -119,9 +119,8 @@ class StepReading:
         except NotPrivate as refusal:
             return [refusal], read
         # Every part is read by itself, so that a refusal of one does not hide those of others.
-        left, size = iter(gradients), tf.shape(losses)[0]
         parts: list[Callable[[], Any]] = [lambda: self._seen.require_rows(losses, "the loss")]
-        parts += [functools.partial(self._read_call, call, [next(left) for _ in call.watched], size) for call in calls]
+        parts += self._readings(calls, losses, gradients)
         for part in parts:
             try:
                 found = part()
@@ -129,6 +128,13 @@ class StepReading:
             except NotPrivate as refusal:
                 faults.append(refusal)
         return faults, read
+
+    def _readings(
+        self, calls: Sequence[Call], losses: tf.Tensor, gradients: Sequence[tf.Tensor]
+    ) -> list[Callable[[], CallRead]]:
+        """For each call a function that reads it."""
+        left, size = iter(gradients), tf.shape(losses)[0]
+        return [functools.partial(self._read_call, call, [next(left) for _ in call.watched], size) for call in calls]
 
     def shares(self, variable: keras.Variable, gradient: Any) -> tf.Tensor:
         """Each example's share of the gradient of one of the model's own variables, read outside all layers."""
