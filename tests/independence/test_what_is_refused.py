@@ -13,6 +13,7 @@ import tensorflow as tf
 from keras import layers
 
 import tfdp_rec
+from tfdp_rec.clipping import clipped_sum
 from tfdp_rec.core.sensitivity.engine import Clipping
 
 X = np.random.default_rng(0).normal(size=[4, 3]).astype("float32")
@@ -203,6 +204,34 @@ def test_state_that_a_loss_writes(function):
     message = refusal(model, X, line=line)
     assert "writes to" in message and "variable" in message
     assert not np.any(bank) and int(counts.value) == 0
+
+
+def kept_by_a_map(model, x):
+    tf.map_fn(lambda row: model.bank._value.assign(row), x)  # whose result nobody uses
+    return total(model.dense(x))
+
+
+def kept_by_a_loop(model, x):
+    bank = model.bank._value
+    tf.while_loop(lambda turn: turn < x[0, 0], lambda turn: [bank.assign(x[0])[0] + turn], [0.0])
+    return total(model.dense(x))
+
+
+@pytest.mark.parametrize("way", ["by hand", "eagerly", "check"])
+@pytest.mark.parametrize("function", [kept_by_a_map, kept_by_a_loop], ids=lambda f: f.__name__)
+def test_state_that_a_loop_writes_whose_turns_the_batch_decides(function, way):
+    """The body of such a loop was not read, and its result not needed: rows of the batch were in a released weight."""
+    model = Loss(function, bank=keras.Variable(np.zeros([3], "float32"), trainable=False, name="bank"))
+    model.dense.build([None, 3])
+    model.compile(mechanism(), run_eagerly=way == "eagerly")
+    steps = {
+        "by hand": lambda: clipped_sum(model, X, 1.0),
+        "eagerly": lambda: model.train_on_batch(X),
+        "check": lambda: tfdp_rec.clipping.check(model, X),
+    }
+    with pytest.raises(tfdp_rec.NotPrivate, match="bank|a variable"):
+        steps[way]()
+    assert not np.any(model.bank)
 
 
 class Bank(layers.Layer):

@@ -5,12 +5,12 @@ randomness in all runs:
 
 1. *independence*: if one example is replaced by another, no other example's loss or norm changes;
 2. *sensitivity*: the clipped sum then moves by at most 2C, and by at most C if the example is removed;
-3. *norms*: every example's recorded norm equals that of its gradient by a backward pass of the example alone.
+3. *norms*: every example's recorded norm equals that of its gradient by a backward pass of the example alone;
+4. *state*: the loss writes to no variable but the seeds of random layers and the model's metrics.
 
 Test 3 finds wrong clipping rules; the refusal names the variable. Where an example is removed, and in test 3, random
 layers act as in evaluation, since a dropout mask depends on an example's place in the batch. The sums are those of
-private steps, which are refused if the reading of their graph finds examples mixed, or writes to other variables than
-the seeds of random layers and the model's metrics.
+private steps, which are refused if the reading of their graph finds examples mixed.
 
 `SingleExamples` (for `tfdp_rec.validate`) runs examples alone and among others. Clipping uses an example's loss, the
 inputs of recorded calls and their output gradients. One graph computes them for batches of all sizes. It is run on
@@ -32,9 +32,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.core.ground.keras_internals import draws, layers_within, random_states, resource
+from tfdp_rec.core.ground.keras_internals import draws, handles_of, layers_within, random_states, resource, resource_key
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.batches import batch_size, hide_batch_axis, map_examples, open_specs, tensors
+from tfdp_rec.core.sensitivity.data_flow import refuse_writes
 from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping, Gradient, Graph, check_losses, shared_inputs
 from tfdp_rec.core.sensitivity.recorder import record_calls, replace_calls, settle_by_owner
 
@@ -71,6 +72,7 @@ def check(
     tests = _NeighbourTests(model, tensors(batch), l2_norm_clip, tolerance)
     if tests.size < 2:
         raise ValueError(f"check needs a batch of two examples or more, got {tests.size}.")
+    tests.refuse_state()
     tried = range(min(examples, tests.size))
     for number in tried:
         tests.exchange(number)
@@ -139,6 +141,21 @@ class _NeighbourTests(_Examples):
         randomness = contextlib.nullcontext() if random else disable_randomness(self._model)
         with _keep_values(self._seeds), randomness:
             return self._graphs[random](self._take(rows), tf.constant(self._clip if clip is None else clip))[0]
+
+    def refuse_state(self) -> None:
+        """Test 4, on a graph of the loss: all writes count, whatever values they write."""
+        model = self._model
+        allowed = handles_of([*getattr(model, "metrics_variables", ()), *self._seeds])
+        names = {resource_key(handle): v.path for v in model.variables for handle in handles_of([v])}
+
+        def trace(batch: Any) -> tf.Tensor:
+            graph: Any = tf.compat.v1.get_default_graph()
+            start = len(graph.get_operations())
+            losses = self._loss(batch)
+            refuse_writes("The loss", graph, start, None, allowed, names)
+            return losses
+
+        tf.function(trace, autograph=False).get_concrete_function(open_specs(self._batch, self._shared))
 
     def exchange(self, number: int) -> None:
         """Tests 1 and 2: the next example is put into the place of one."""

@@ -48,6 +48,7 @@ class Allowance:
 
     def _price(self) -> None:
         accountant, optimizer, name = self.accountant, self._optimizer, self.accountant.sampling.name
+        self._priced = None  # also if the pricing is interrupted
         self._meter.open(0, name, self._meter.id_of(name), self._in_fit)  # stays closed where there is no price
         accountant.spending.refuse()
         related = [each for one in accountant.spending.meters for each in one.related_meters]

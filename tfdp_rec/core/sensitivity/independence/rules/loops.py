@@ -15,6 +15,7 @@ from tfdp_rec.core.sensitivity.independence.reading import At, Settled, Walk, ru
 from tfdp_rec.core.sensitivity.independence.sizes import SizeArray, size
 from tfdp_rec.core.sensitivity.independence.values import (
     ByExample,
+    Handle,
     Lengths,
     ListOf,
     Mixed,
@@ -55,7 +56,10 @@ def _turns(at: At) -> list[Value]:
         at.reading.unwritten = False
         (decider,), _ = _body(at, condition, known, lengths)
         if not isinstance(decider, Shared):
-            return [_explain_decider(at, decider)] * len(known)
+            why = _explain_decider(at, decider)
+            # The body is read for what it writes and does, which is refused whatever decides about its turns.
+            _body(at, body, [value if isinstance(value, Handle) else why for value in known], lengths)
+            return [why] * len(known)
         after, lengths_after = _body(at, body, known, lengths)
         wider = [join(a, b, at.op) for a, b in zip(known, after)]
         longer = [join_lengths(a, b) for a, b in zip(lengths, lengths_after)]
