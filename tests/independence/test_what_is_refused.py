@@ -234,6 +234,13 @@ def test_state_that_a_loop_writes_whose_turns_the_batch_decides(function, way):
     assert not np.any(model.bank)
 
 
+def test_validate_ends_where_rows_are_put_back_in_another_order():
+    """It went on after the first fault to a gradient that is no tensor, and never came back."""
+    model = Loss(put_back)
+    model.compile(mechanism())
+    assert not tfdp_rec.validate(model, X).ok
+
+
 class Bank(layers.Layer):
     """Without weights of its own to train: keeps the first row that it sees."""
 

@@ -192,6 +192,8 @@ class Walk:
 
     def require_rows(self, tensor: Any, subject: str, rows: Size | None = ONE) -> ByExample:
         """The value of a tensor by example along its first axis, with `rows` for each; raises for any other."""
+        if isinstance(tensor, tf.IndexedSlices):  # the gradient of rows that were looked up by their place in the batch
+            raise self.reading.refuse(tensor.values.op, "order", subject=subject)
         value = self.value(tensor)
         if isinstance(value, Mixed):
             raise self.reading.refuse(value.operation, value.reason, value.detail, subject)
