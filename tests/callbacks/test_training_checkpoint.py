@@ -284,14 +284,14 @@ def test_an_interrupted_resumption_tells_its_steps_and_forgets_no_noise(finished
         again.model.train_on_batch(IDS[:6], LABELS[:6])
     assert not again.model.optimizer.releasable
     before = rows_of(again.model.layers[1].embeddings).numpy().copy()
-    fill, seen = training_checkpoint._fill, []
+    read, seen = training_checkpoint._read, []
 
     def interrupted(*arguments):
-        seen.append(fill(*arguments))
+        seen.append(read(*arguments))
         if len(seen) > filled:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(training_checkpoint, "_fill", interrupted)
+    monkeypatch.setattr(training_checkpoint, "_read", interrupted)
     with pytest.raises(KeyboardInterrupt):
         again.checkpoint.resume(again.model)
     assert again.model.privacy_history.snapshot().steps == 2 + 5
