@@ -417,6 +417,7 @@ class PrivateTraining(ReleaseMethods):
         # The optimizer keeps the variables it was built for, and adds noise to all of them: its `build` refuses others.
         if self.is_private:
             self._refuse_own_step()
+            engine.refuse_other_arithmetic()  # that was turned on since the step was traced
         if self.is_private and self.optimizer.built and self._table_paths is not None:
             refuse_adapted(self)
             self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
@@ -469,7 +470,6 @@ class PrivateTraining(ReleaseMethods):
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
         with self.private_weights.training(), refusals_in_words(), empty_metrics_at_end(self):
             self._refuse_changes()
-            engine.refuse_other_arithmetic()  # that was turned on since the step was traced
             callbacks = prepare_callbacks(self.optimizer, callbacks, x)
             allow_steps(self.optimizer, True)
             try:
