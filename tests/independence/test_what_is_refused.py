@@ -207,7 +207,7 @@ def test_state_that_a_loss_writes(function):
 
 
 def kept_by_a_map(model, x):
-    tf.map_fn(lambda row: model.bank._value.assign(row), x)  # whose result nobody uses
+    tf.map_fn(lambda row: model.bank._value.assign(row), x)  # its result is not used
     return total(model.dense(x))
 
 

@@ -61,6 +61,23 @@ def test_a_copy_is_a_variable_of_its_own(eager_tables):
     assert copy.copy(table_of(model)) is table_of(model)
 
 
+def test_rows_owe_still_after_a_settling_that_was_interrupted(monkeypatch):
+    model = in_training()
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(model.optimizer.debts, "run_settling", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            model.settle()
+    assert not model.optimizer.releasable
+    with pytest.raises(NotPrivate, match="owes noise"):
+        table_of(model).numpy()
+    model.settle()
+    assert model.optimizer.releasable and np.isfinite(table_of(model).numpy()).all()
+
+
 @pytest.mark.slow
 def test_a_pickled_model_is_settled(eager_tables):
     assert_settled(table_of(pickle.loads(pickle.dumps(in_training()))), eager_tables[2])
