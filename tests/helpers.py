@@ -14,6 +14,7 @@ import tensorflow as tf
 
 import tfdp_rec
 from tfdp_rec.clipping import Clipping, clipped_sum, in_parts
+from tfdp_rec.core.ground.withheld_rows import WithheldRows
 from tfdp_rec.core.mechanism.noise.base import NoiseSource
 from tfdp_rec.core.sensitivity.batches import hide_batch_axis, tensors
 from tfdp_rec.core.sensitivity.engine import SLACK, Graph, shared_inputs
@@ -186,6 +187,29 @@ class Seeded(NoiseSource):
         size = request.draws * request.width
         draw = lambda n: self.generator.standard_normal((int(n), size))  # noqa: E731
         return tf.numpy_function(draw, [tf.size(request.rows)], tf.float64)
+
+
+class NeverWithheld(WithheldRows):
+    """In place of an owner, for tests that build an optimizer by hand and read rows that owe noise."""
+
+    def __init__(self, variable):
+        super().__init__(variable)
+        self.private = self.public
+
+    is_withheld = False
+
+    def withhold(self):
+        pass
+
+    publish = withhold
+
+
+def build_by_hand(optimizer, variables, tables):
+    """Builds an optimizer whose tables, which are given, no model owns."""
+    optimizer.build(variables, {table.path: None for table in tables})
+    for table in optimizer.tables.values():
+        for variable in table.stored_variables:
+            vars(variable)["withheld"] = NeverWithheld(variable)
 
 
 def of_this_machine(*folders):

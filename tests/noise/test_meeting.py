@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import build_by_hand
 from scipy import stats
 
 import tfdp_rec
@@ -122,7 +123,7 @@ def test_released_weights_stand_on_a_grid_that_no_data_decide(kind, secure):
         table, dense = (keras.Variable(np.zeros(shape, "float32"), name=name)
                         for shape, name in (([ROWS, WIDTH], "table"), ([50], "dense")))  # fmt: skip
         optimizer = make(0.5, **BASICS, secure=secure, **options)
-        optimizer.build([table, dense], {table.path: None})
+        build_by_hand(optimizer, [table, dense], [table])
         for step in range(3):
             if "Lazy" in kind:  # the grid is that of the largest rate since all rows were settled
                 optimizer.learning_rate = (0.5, 0.11, 0.05)[step]
@@ -158,7 +159,7 @@ def step(optimizer, table, ids, gradient=0.0):
 def table_and(make, rate=0.5, start=0.0, width=500, **options):
     table = keras.Variable(np.full([4, width], start, "float32"), name="table")
     optimizer = make(rate, **{**BASICS, **options})
-    optimizer.build([table], {table.path: None})
+    build_by_hand(optimizer, [table], [table])
     return table, optimizer
 
 
@@ -171,10 +172,10 @@ def test_one_owed_step_of_momentum_is_a_step(make, nesterov):
     table, optimizer = table_and(make, momentum=0.99, nesterov=nesterov, **plan)
     for rate in (0.5, 0.37, 0.41, 0.13, 0.49, 0.3):  # what is left of a variance is an error that comes and goes
         optimizer.learning_rate = rate
-        before = [np.asarray(each, np.float64) for each in optimizer.tables[table.path]._stored_variables]
+        before = [np.asarray(each, np.float64) for each in optimizer.tables[table.path].stored_variables]
         step(optimizer, table, [0])
         optimizer.settle()
-        after = [np.asarray(each, np.float64) for each in optimizer.tables[table.path]._stored_variables]
+        after = [np.asarray(each, np.float64) for each in optimizer.tables[table.path].stored_variables]
         velocity, move = after[1], after[1] - 0.99 * before[1]
         expected = 0.99 * velocity + move if nesterov else velocity
         # Half a step of the grid, and float32 numbers: the weight, and velocities of which some are added up.
@@ -265,10 +266,10 @@ def test_a_velocity_that_is_rounded_takes_its_weight_along(kind):
     table, optimizer = table_and(make, width=200, momentum=0.9, start=2.0**-30, **options)  # off the grid
     grid = 0.5 * float(grid_of(0.25))
     for _ in range(3):
-        before = [np.float64(each) for each in optimizer.tables[table.path]._stored_variables]
+        before = [np.float64(each) for each in optimizer.tables[table.path].stored_variables]
         step(optimizer, table, [0])  # row 0 at once, the others when they are settled
         optimizer.settle()
-        weight, velocity = (np.float64(each) for each in optimizer.tables[table.path]._stored_variables)
+        weight, velocity = (np.float64(each) for each in optimizer.tables[table.path].stored_variables)
         move = velocity - 0.9 * before[1]
         exact = before[0] + (0.9 * velocity + move if options.get("nesterov") else velocity)
         small = (np.abs(weight) < 1) & (np.abs(velocity) < 1)  # float32 has every step of the grid there
@@ -285,7 +286,7 @@ def test_a_loaded_velocity_goes_on_along_a_grid():
     step(again, loaded, [1, 2], gradient=0.3712345)
     again.settle()
     grid = float(again.debts.marks.grid)
-    for kept in again.tables[loaded.path]._stored_variables:
+    for kept in again.tables[loaded.path].stored_variables:
         values = np.float64(kept) / grid
         assert (values == np.round(values)).all()
 

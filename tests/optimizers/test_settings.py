@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import build_by_hand
 
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
@@ -22,7 +23,7 @@ def step_with(kind, **settings):
     table = keras.Variable(np.zeros([4, 8], "float32"), name="table")
     optimizer = kind(**{"learning_rate": 0.1, "l2_norm_clip": 10.0, "expected_batch_size": 1.0, **settings},
                      noise_multiplier=1.0)  # fmt: skip
-    optimizer.build([table], {table.path: None})
+    build_by_hand(optimizer, [table], [table])
     gradient = tf.IndexedSlices(tf.constant([[5.0] * 4 + [0.0] * 4, [0.0] * 8]), tf.constant([0, 1], tf.int64))
     clip = tf.constant(optimizer.l2_norm_clip, tf.float64)
     try:

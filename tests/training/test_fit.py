@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from helpers import build_by_hand
 from settling import IDS, LABELS, ROWS, assert_settled, batches, in_training, model_of, raw
 
 import tfdp_rec
@@ -214,7 +215,7 @@ def test_settling_needs_no_memory_that_grows_with_the_table(monkeypatch):
     for rows in (1 << 17, 1 << 19):  # 32 and 128 MB of table
         table = keras.Variable(np.zeros([rows, 64], "float32"), name="table")
         optimizer = tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4.0)
-        optimizer.build([table], {table.path: None})
+        build_by_hand(optimizer, [table], [table])
         nothing = tfdp_rec.clipping.ClippedSum({}, tf.ones([1]), tf.constant(1.0), tf.ones([1]))
         optimizer.apply(nothing)
         optimizer.settle()  # traces, and makes what stays

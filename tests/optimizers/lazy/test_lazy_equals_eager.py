@@ -9,12 +9,13 @@ import numpy as np
 import pytest
 import seeding
 import tensorflow as tf
-from helpers import Seeded
+from helpers import Seeded, build_by_hand
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.kept import kept_variables, restoration
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
@@ -55,7 +56,7 @@ class Training:
         self._build()
 
     def _build(self):
-        self.optimizer.build(self.weights.all, {v.path: None for v in self.weights.tables.values()})
+        build_by_hand(self.optimizer, self.weights.all, self.weights.tables.values())
         if self.optimizer.pays_late:  # settles without a graph, which each new optimizer would trace anew
             self.optimizer.debts.run_settling = self.optimizer.debts.settle_all
 
@@ -306,7 +307,7 @@ def test_noise_drawn_at_once_decays_as_its_table_does(kind):
         tables = {name: keras.Variable(np.full(shape, 2.0, "float32"), name=name) for name, shape in big.items()}
         for name, l2 in PENALTIES.items():
             tables[name].regularizer = keras.regularizers.L2(l2)
-        optimizer.build([*tables.values()], {v.path: None for v in tables.values()})
+        build_by_hand(optimizer, [*tables.values()], tables.values())
         for _ in range(steps):
             optimizer.apply(ClippedSum({}, tf.zeros([0]), tf.constant(1.0), tf.zeros([0])))
         optimizer.settle()
@@ -366,6 +367,16 @@ def test_a_sum_from_before_the_last_step_is_refused():
     with pytest.raises(tf.errors.InvalidArgumentError, match="read before their pending noise"):
         run.optimizer.apply(stale)
     assert np.array_equal(np.asarray(table._value), before)
+
+
+def test_an_optimizer_without_an_owner_is_refused():
+    """Nothing would withhold the rows that owe noise."""
+    table = keras.Variable(np.zeros([4, 2], "float32"), name="table")
+    optimizer = tfdp_rec.LazyDPSGD(0.5, **BASICS)
+    optimizer.build([table], {table.path: None})
+    with pytest.raises(NotPrivate, match="owner"):
+        optimizer.apply(ClippedSum({}, tf.zeros([0]), tf.constant(1.0), tf.zeros([0])))
+    assert int(optimizer.iterations) == 0 and not np.asarray(table).any()
 
 
 # Whole models under fit: graphs, the look-ahead stage, shared tables, batches of any size.

@@ -7,7 +7,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Seeded
+from helpers import Seeded, build_by_hand
 from scipy import linalg
 
 from tfdp_rec.clipping import ClippedSum
@@ -210,7 +210,7 @@ def trained(mechanism, recursion, strategy, sigma=1.0, seed=3):
         momentum=recursion.momentum, nesterov=recursion.nesterov, weight_decay=recursion.weight_decay,
         correlation=Correlation(strategy, steps=STEPS, separation=3),
     )  # fmt: skip
-    optimizer.build([table], {table.path: None})
+    build_by_hand(optimizer, [table], [table])
     for step in range(STEPS):
         optimizer.learning_rate = RATES[step]
         read = tf.constant([step, step, 2 * step], tf.int64)

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Seeded
+from helpers import Seeded, build_by_hand
 from scipy import stats
 
 from tfdp_rec.clipping import ClippedSum
@@ -254,7 +254,7 @@ def test_after_a_release_no_noise_is_lost_in_the_totals_of_earlier_steps(momentu
     optimizer = LazyDPSGD(
         1.0, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=1.0, noise=Seeded(3), momentum=momentum
     )
-    optimizer.build([table], {table.path: None})
+    build_by_hand(optimizer, [table], [table])
     low = 1e-5 if momentum else 1e-9  # momentum refuses less
     for rate in (1.0, low):
         optimizer.learning_rate = rate
@@ -314,7 +314,7 @@ def trained(recursion, noise, mechanism=LazyDPSGD, sigma=1.0):
         momentum=recursion.momentum, nesterov=recursion.nesterov,
         weight_decay=recursion.weight_decay,
     )  # fmt: skip
-    optimizer.build([table], {table.path: None})
+    build_by_hand(optimizer, [table], [table])
     for step in range(STEPS):
         optimizer.learning_rate = RATES[step]
         read = tf.constant([step, step, 2 * step], tf.int64)

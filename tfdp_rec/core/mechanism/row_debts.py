@@ -17,6 +17,8 @@ import tensorflow as tf
 
 from tfdp_rec.core.ground.graph_checks import Check
 from tfdp_rec.core.ground.keras_internals import learning_rate_of
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.ground.withheld_rows import find_withheld
 from tfdp_rec.core.mechanism.base import Step
 from tfdp_rec.core.mechanism.pending import Debt, History, Owed, Pending, RowMarks, choose_pending
 from tfdp_rec.core.mechanism.rules import Recursion, Rows
@@ -154,6 +156,9 @@ class RowDebts:
                 yield ~self.marks.is_faint(step.noise_scale, _FAINT) | (step.stddev == 0), _MOVES_WITHOUT_NOISE
         if self.arrives_late:
             return
+        for table in self.tables.values():
+            if find_withheld(table.variable) is None:
+                raise NotPrivate(_NO_OWNER.format(table.path))
         for path, table in self.tables.items():  # the rows of the gradient were read at this step, and owed nothing
             since = self.marks.read_marks(path, step.move(table).indices)
             yield since == now, _STALE.format(path)
@@ -191,6 +196,10 @@ def _distinct(ids: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
     return tf.unique(tf.boolean_mask(ids, counted))[0]
 
 
+_NO_OWNER = (
+    "'{}' has no owner that would withhold its rows while they owe noise: have a tfdp_rec.PrivateModel (or the mix-in "
+    "tfdp_rec.PrivateTraining) build the optimizer, by model.prepare(batch) or fit."
+)
 _ROOM = 2.0**20  # η s to the largest weight: then its float32 has steps of η s / 8 at most
 _LEFT_OUT = 2.0**-10  # of the largest η s: steps below that are left out
 _FAINT = 2.0**-17  # of the largest η s: eight steps of the grid

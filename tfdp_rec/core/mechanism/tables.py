@@ -68,20 +68,21 @@ class Table:
 
     def read(self, ids: tf.Tensor) -> Rows:
         """float32 rows of the weights, and of the state."""
-        return tuple(tf.cast(tf.gather(rows_of(variable), ids), tf.float32) for variable in self._stored_variables)
+        return tuple(tf.cast(tf.gather(rows_of(variable), ids), tf.float32) for variable in self.stored_variables)
 
     def write(self, ids: tf.Tensor, rows: Rows) -> Operations:
         """Replaces rows; `ids` are distinct."""
-        pairs = zip(self._stored_variables, rows, strict=True)
+        pairs = zip(self.stored_variables, rows, strict=True)
         return [done for variable, values in pairs for done in scatter("Update", rows_of(variable), ids, values)]
 
     @property
-    def _stored_variables(self) -> list[keras.Variable]:
+    def stored_variables(self) -> list[keras.Variable]:
+        """The variable, and that of its rows' state if there is one."""
         return [self.variable] if self.state is None else [self.variable, self.state]
 
     def withhold(self) -> None:
         """Keeps the rows from whatever else reads the table, if any mechanism may owe them noise."""
-        for variable in self._stored_variables:
+        for variable in self.stored_variables:
             if (places := find_withheld(variable)) is not None:
                 places.withhold()
 
