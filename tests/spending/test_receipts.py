@@ -32,7 +32,8 @@ from tfdp_rec.core.claim.entries import Entries, Entry
 from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.core.claim.meter import Meter
 from tfdp_rec.core.claim.sampling_proof import Source
-from tfdp_rec.privacy import Accountant, BrokenLedger, PoissonSampling, Unaccounted
+from tfdp_rec.core.claim.spending import Spending
+from tfdp_rec.privacy import BrokenLedger, PoissonSampling, Unaccounted
 
 TARGET = 30.0
 
@@ -574,8 +575,8 @@ ELSE = {
 def test_a_budget_looks_again_at_whatever_else_was_done(monkeypatch):
     """In one fit, one after the other: two steps of its own, at which it does not look, then something else."""
     asked, accountant, model, left, looked = [], accountant_of(), model_of(), dict(ELSE), []
-    refuse = Accountant.refuse
-    monkeypatch.setattr(Accountant, "refuse", lambda each: asked.append(1) or refuse(each))
+    refuse = Spending.refuse
+    monkeypatch.setattr(Spending, "refuse", lambda each: asked.append(1) or refuse(each))
 
     class Does(keras.callbacks.Callback):
         def on_train_batch_end(self, batch, logs=None):
