@@ -12,6 +12,7 @@ from trainings import REFUSED, SAMPLING, accountant_of, after_step, model_of, op
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
+from tfdp_rec.core.claim.allowance import Allowance
 from tfdp_rec.core.claim.entries import Entries
 from tfdp_rec.core.claim.sampling_proof import Source
 from tfdp_rec.core.claim.spending import Spending
@@ -509,10 +510,43 @@ def test_a_fit_within_a_fit_leaves_the_outer_one_its_gate():
     def train_inner(batch):
         if batch == 0:
             train_within(inner, of_inner, 2)
-            left.append(outer.optimizer.privacy_history.left)
+            left.append(outer.optimizer.privacy_history.gate.left)
 
     train(outer, 3, PrivacyBudget(of_outer, 100.0), after_step(train_inner))
     assert left == [0] and of_outer.steps == 3 + 2
+
+
+def test_a_fit_on_a_frozen_layer_leaves_no_other_model_a_gate():
+    """The layer is part of what the fit's budget is kept for, whoever trains it."""
+    layer, left = keras.layers.Dense(3), []
+    (outer, of_outer), (inner, _) = on(layer), on(layer)
+    layer.trainable = False
+    outer.compile(optimizer_of(), "mse")
+    layer.trainable = True
+    inner.compile(optimizer_of(), "mse")
+
+    def build_inner(batch):
+        if batch == 0:
+            inner.prepare(next(iter(SAMPLING.batches(rows))))
+            left.append(inner.optimizer.privacy_history.gate.left)
+
+    layer.trainable = False
+    train(outer, 2, PrivacyBudget(of_outer, 100.0), after_step(build_inner))
+    assert left == [0] and inner.optimizer.built
+
+
+def test_where_there_is_no_price_there_is_no_gate():
+    model, accountant = model_of(), accountant_of()
+    accountant.follow(model)
+    model.prepare(next(iter(SAMPLING.batches(rows))))
+    allowance = Allowance(accountant, 100.0, in_fit=True)
+    allowance.pay(model.optimizer, 5)
+    assert model.privacy_history.gate.left > 0
+    model.optimizer.iterations.assign(3)  # steps that nothing describes
+    model.privacy_history.note_change()
+    with pytest.raises(Unaccounted):
+        allowance.left(model.optimizer)
+    assert model.privacy_history.gate.left == 0
 
 
 def test_a_fit_cut_off_by_an_error_is_followed_by_another():

@@ -141,7 +141,7 @@ def test_two_threads_do_not_both_make_the_last_step_of_a_budget():
     threads = [threading.Thread(target=step) for _ in range(2)]
     [thread.start() for thread in threads]
     [thread.join() for thread in threads]
-    assert meter.made + len(refused) == 2 and meter.made <= 1 and meter.left == 0
+    assert meter.counters.made + len(refused) == 2 and meter.counters.made <= 1 and meter.gate.left == 0
 
 
 @pytest.mark.slow

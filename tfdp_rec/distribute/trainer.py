@@ -20,10 +20,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.core.claim.counters import void_of
 from tfdp_rec.core.claim.entries import Entries
 from tfdp_rec.core.claim.events import DpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.ledger import Ledger
-from tfdp_rec.core.claim.meter import void_of
 from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, SeenDraws, refusals_in_words, refuse_choosing, source_of
 from tfdp_rec.core.claim.schemes import PoissonSampling
 from tfdp_rec.core.ground.keras_internals import (

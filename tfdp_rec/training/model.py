@@ -474,7 +474,7 @@ class PrivateTraining(ReleaseMethods):
             allow_steps(self.optimizer, True)
             try:
                 self.feeding = self._source_of(x, kwargs.get("class_weight"))
-                self.optimizer.privacy_history.prepare()
+                self.optimizer.privacy_history.counters.prepare()
                 x = self._prepare_data(x, y, weighted=kwargs.get("class_weight") is not None)
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
             finally:

@@ -14,7 +14,7 @@ import keras
 
 from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.allowance import Allowance
-from tfdp_rec.core.claim.meter import void_of
+from tfdp_rec.core.claim.counters import void_of
 from tfdp_rec.core.claim.sampling_proof import Source
 
 

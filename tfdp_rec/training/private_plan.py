@@ -281,7 +281,7 @@ class PrivatePlan:
 
     def open(self, optimizer: Any) -> None:
         """Lets an optimizer make the steps that are left, outside of a fit; one optimizer of the plan at a time."""
-        if optimizer.privacy_history.is_kept:  # by a fit, which ends with this
+        if optimizer.privacy_history.gate.is_kept:  # by a fit, which ends with this
             return
         if self._optimizer not in (None, optimizer):
             self._optimizer.privacy_history.stop()
@@ -292,7 +292,7 @@ class PrivatePlan:
 
     def pay(self, optimizer: Any) -> None:
         """Pays for the next step outside of a fit, if it fits; if not, its graph refuses it."""
-        if optimizer.privacy_history.is_kept:
+        if optimizer.privacy_history.gate.is_kept:
             return
         if optimizer is not self._optimizer:
             self.open(optimizer)

@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Seeded, build_by_hand
+from helpers import Seeded, build_by_hand, operations
 from scipy import stats
 
 from tfdp_rec.clipping import ClippedSum
@@ -302,6 +302,26 @@ def test_totals_stay_while_a_row_owes():
 
 
 # The whole optimizer: every row of a table, whichever way it came to be settled.
+
+
+def test_a_mark_waits_for_the_noise_that_it_tells_of():
+    """In a graph nothing else orders two variables' writes: cut short in between, a row would lose its noise."""
+    table = keras.Variable(np.zeros([6, 2], "float32"), name="table")
+    optimizer = LazyDPSGD(1.0, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=1.0)
+    build_by_hand(optimizer, [table], [table])
+    graph = tf.function(optimizer.debts.settle_all, autograph=False).get_concrete_function().graph
+    writes = [each for each in operations(graph) if each.type == "ResourceScatterUpdate"]
+    marks = [each for each in writes if each.get_attr("dtype") == tf.int32]
+    assert marks and len(marks) < len(writes)
+    for mark in marks:
+        before, ahead = set(), [mark]
+        while ahead:
+            operation = ahead.pop()
+            new = {*operation.control_inputs, *(each.op for each in operation.inputs)} - before
+            before |= new
+            ahead += new
+        assert any(each in before and each.get_attr("dtype") == tf.float32 for each in writes)
+
 
 ROWS, WIDTH, STEPS = 25, 40_000, 6
 

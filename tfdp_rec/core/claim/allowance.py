@@ -39,17 +39,17 @@ class Allowance:
             self.begin(optimizer)
         if self._priced is None or self._priced != self._state():
             self._price()
-        return self._meter.left + self._unpaid
+        return self._meter.gate.left + self._unpaid
 
     def _state(self) -> Any:
         # All that the price depends on and that steps of this optimizer leave as it is.
         own = self._meter.version, self.accountant.event, self.accountant.spending.version
-        return self.target, self.steps, own, [(each.version, each.made) for each in self._others]
+        return self.target, self.steps, own, [(each.version, each.counters.made) for each in self._others]
 
     def _price(self) -> None:
         accountant, optimizer, name = self.accountant, self._optimizer, self.accountant.sampling.name
         self._priced = None  # also if the pricing is interrupted
-        self._meter.open(0, name, self._meter.id_of(name), self._in_fit)  # stays closed where there is no price
+        self._meter.open(0, name, self._meter.gate.find_id(name), self._in_fit)  # stays closed where there is no price
         accountant.spending.refuse()
         related = [each for one in accountant.spending.meters for each in one.related_meters]
         self._others = [each for each in related if each is not self._meter]

@@ -169,7 +169,7 @@ class Spending:
     def _pays_for(self, event: DpEvent, optimizer: Any) -> bool:
         # Whether what is paid ahead is for the next steps of an optimizer, at an event.
         meter = optimizer.privacy_history
-        return meter is self._payee and self._open == (meter.id_of(self.sampling.name), event)
+        return meter is self._payee and self._open == (meter.gate.find_id(self.sampling.name), event)
 
     @property
     def paid_id(self) -> str:

@@ -38,4 +38,4 @@ def is_cut_short(optimizer: PrivateOptimizer) -> bool:
 def allow_steps(optimizer: PrivateOptimizer, allowed: bool) -> None:
     """Whether a step may be made now, if a plan of noise is kept in checkpoints; `fit` alone allows it."""
     if optimizer.correlates_noise and optimizer.keeper is not None:
-        optimizer.privacy_history.allow_steps(allowed)
+        optimizer.privacy_history.gate.allow_steps(allowed)
