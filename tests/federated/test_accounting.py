@@ -4,12 +4,13 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting import NonPrivateDpEvent
+from dp_accounting import ComposedDpEvent, GaussianDpEvent, NonPrivateDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import privacy_loss_distribution
 from scipy import stats
 
 from experiments.news.published import PublishedGaussian
 from tfdp_rec.core.claim.events import PureDpEvent
+from tfdp_rec.core.claim.profiles import releases_of
 from tfdp_rec.federated import AttentionMechanism, ClientAccountant, PureLaplace
 
 
@@ -24,6 +25,12 @@ def history_epsilon(mechanism, count, delta):
 def test_one_release_costs_what_it_states(epsilon, padding):
     total = history_epsilon(AttentionMechanism(3, epsilon, 1e-5, padding=padding), 1, 1e-5)
     assert total == pytest.approx(epsilon, rel=1e-3)
+
+
+def test_equal_releases_add_up_wherever_they_stand():
+    pure, other = PureDpEvent(0.5), GaussianDpEvent(2.0)
+    several = ComposedDpEvent([pure, other, SelfComposedDpEvent(pure, 3), pure])
+    assert releases_of(several, times=2) == {pure: 10, other: 2}
 
 
 @pytest.mark.parametrize("count", (2, 30))
