@@ -8,6 +8,7 @@ from helpers import build_by_hand
 
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
+from tfdp_rec.noise import KeyedNoise
 
 
 def test_settings_are_not_rounded():
@@ -45,3 +46,20 @@ def test_a_step_whose_gradients_float32_does_not_hold_is_refused(kind, settings)
     with pytest.raises(tf.errors.InvalidArgumentError, match="more than float32 holds"):
         step_with(kind, **settings)
     assert np.isfinite(step_with(kind, learning_rate=1e25)).all()
+
+
+@pytest.mark.parametrize("kind", [tfdp_rec.DPSGD, tfdp_rec.EANA, tfdp_rec.LazyDPSGD])
+def test_noise_is_for_what_the_sum_was_clipped_to(kind):
+    """A sum may be clipped to more than the optimizer's own C: its sensitivity tells."""
+    moved = []
+    for clip in (1.0, 3.0):
+        table, dense = (keras.Variable(np.zeros([2, 500], "float32"), name=name) for name in ("table", "dense"))
+        optimizer = kind(0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4.0, noise=KeyedNoise(1))
+        build_by_hand(optimizer, [table, dense], [table])
+        rows = tf.IndexedSlices(tf.zeros([2, 500]), tf.constant([0, 1], tf.int64))
+        optimizer.apply(ClippedSum({table.path: rows}, tf.zeros([2]), tf.constant(clip), tf.zeros([2])))
+        optimizer.settle()
+        moved.append([np.asarray(each, np.float64) for each in (table, dense)])
+    for small, large in zip(*moved, strict=True):
+        assert small.any()
+        np.testing.assert_allclose(large, 3 * small, rtol=1e-4, atol=1e-5)

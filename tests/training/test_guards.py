@@ -83,7 +83,7 @@ def test_a_pickled_model_is_settled(eager_tables):
     assert_settled(table_of(pickle.loads(pickle.dumps(in_training()))), eager_tables[2])
 
 
-@pytest.mark.slow
+@pytest.mark.fast_cases("options0")
 @pytest.mark.parametrize("options", [{"momentum": 0.5}, {"momentum": 0.5, "nesterov": True}])
 def test_momentum_is_read_settled(options):
     """A row's velocity holds the gradients that its noise is still to join."""
@@ -415,7 +415,6 @@ def two_models(kind):
     return models, table
 
 
-@pytest.mark.slow
 def test_two_models_that_share_a_table_are_both_settled():
     (eager, expected), (lazy, table) = two_models("eager"), two_models("lazy")
     for number in (0, 1):
