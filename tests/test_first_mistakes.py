@@ -1,5 +1,6 @@
 """What a new user types wrongly in the first hour, and what is said: the line to write instead."""
 
+import math
 import re
 import warnings
 
@@ -10,6 +11,7 @@ from keras import layers
 
 import tfdp_rec
 from tfdp_rec.cli import main
+from tfdp_rec.core.ground.refused import refuse_below
 
 ROWS, ITEMS = 400, 30
 IDS = np.random.default_rng(0).integers(0, ITEMS, ROWS)
@@ -210,3 +212,9 @@ def test_a_step_of_an_ordinary_optimizer_by_hand_says_once_that_it_is_not_privat
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)
         model.train_on_batch(IDS, Y)
+
+
+@pytest.mark.parametrize("value", [0, math.nan, math.inf])
+def test_what_is_no_number_is_too_small(value):
+    with pytest.raises(ValueError, match="every must be at least 1"):
+        refuse_below(1, every=value)

@@ -64,6 +64,9 @@ ADMITTED = {
     "sums": (lambda s: (tf.reduce_sum(s, [1, 2]), tf.reduce_max(s, -1, True), tf.norm(s, axis=1)), (S,), (), [FIRST] * 3),
     "mean, moments": (lambda s: tf.nn.moments(s, [1]), (S,), (), [FIRST, FIRST]),
     "transposed sums": (lambda s: tf.reduce_sum(tf.transpose(s, [1, 0, 2]), [0]), (S,), (), [FIRST]),
+    "turned in a circle": (
+        lambda s: (tf.transpose(s, [1, 2, 0]), tf.transpose(s, [2, 0, 1])), (S,), (), [ByExample(2), SECOND]
+    ),
     "reverse": (lambda s: tf.reverse(s, [1]), (S,), (), [FIRST]),
     "matmul": (lambda x, w: (x @ w, tf.matmul(w, x, transpose_a=True, transpose_b=True)), (X,), (W,), [FIRST, SECOND]),
     "batched matmul": (lambda s: (tf.matmul(s, s, transpose_b=True), s @ W), (S,), (), [FIRST, FIRST]),

@@ -1,6 +1,7 @@
 """Nothing that a train step computes from its batch stays when training ends, but what was clipped and noised."""
 
 import functools
+import os
 
 import keras
 import numpy as np
@@ -38,6 +39,7 @@ def compiled(keeps, run_eagerly=False):
             self.number = self.add_weight(shape=[], initializer="zeros", trainable=False, name="number")
             self.seen = keras.metrics.Mean(name="seen")
             self.table = tf.lookup.experimental.MutableHashTable(tf.int64, tf.float32, 0.0)
+            self.generator = tf.random.Generator.from_seed(1)
             self.build([None, 3])
 
         def build(self, shape):
@@ -90,6 +92,9 @@ KEPT = {
     "a weight of its own": lambda model, x, logs: model.score.bias.assign(tf.reduce_mean(x, axis=0)[:1]),
     "a row of it": lambda model, x, logs: model.centre.value.scatter_nd_update([[0]], x[0, :1]),
     "a lookup table": lambda model, x, logs: model.table.insert(tf.constant([1], tf.int64), x[0, :1]),
+    "a generator": lambda model, x, logs: model.generator.skip(tf.cast(x[0, 0] * 1e6, tf.int64)),
+    "a file": lambda model, x, logs: tf.io.write_file(os.devnull, tf.strings.as_string(x[0, 0])),
+    "a printed file": lambda model, x, logs: tf.print(x[0], output_stream=f"file://{os.devnull}"),
     "Python": lambda model, x, logs: tf.py_function(lambda x: None, [x], []),
     "a branch": in_a_branch,
     "a function": in_a_function,
@@ -142,19 +147,55 @@ def test_a_step_that_is_run_eagerly_is_not_read_and_so_refused():
         compiled(moving_average, run_eagerly=True).train_on_batch(X, Y)
 
 
+@pytest.mark.parametrize("run_eagerly", [False, True])
 @pytest.mark.parametrize("method", ["test_step", "predict_step"])
-def test_what_any_step_keeps_is_read(method):
+def test_what_any_step_keeps_is_read(method, run_eagerly):
     def keeping(model, *data):
         given = getattr(tfdp_rec.PrivateModel, method)(model, *data)
         model.centre.assign(tf.reduce_mean(tf.nest.flatten(data)[0], axis=0))
         return given
 
-    model = model_of(kind=type("Keeping", (tfdp_rec.PrivateModel,), {method: keeping}))
+    model = model_of(kind=type("Keeping", (tfdp_rec.PrivateModel,), {method: keeping}), run_eagerly=run_eagerly)
     model.centre = model.add_weight(shape=[3], initializer="zeros", trainable=False, name="centre")
     run = {"test_step": model.test_on_batch, "predict_step": model.predict_on_batch}
     with pytest.raises(NotPrivate, match=f"{method} gives '.*centre'"):
         run[method](*((X,) if method == "predict_step" else (X, Y)))
     assert not np.any(model.centre)
+
+
+class KeepsAtRest(keras.layers.Layer):
+    """A layer that keeps a row whenever it does not train: the reading of the loss does not see that."""
+
+    def build(self, shape):
+        self.bank = self.add_weight(shape=[3], initializer="zeros", trainable=False, name="bank")
+
+    def call(self, x, training=False):
+        if not training:
+            self.bank.assign(x[0])
+        return x
+
+
+@pytest.mark.parametrize("run_eagerly", [False, True])
+@pytest.mark.parametrize("way", ["evaluate", "predict", "predict_on_batch", "validation", "call"])
+def test_what_a_model_keeps_of_data_that_it_does_not_train_on_is_read(way, run_eagerly):
+    """Under run_eagerly=True nothing read it."""
+    model = model_of(layer := KeepsAtRest(), keras.layers.Dense(1), run_eagerly=run_eagerly)
+    run = {
+        "evaluate": lambda: model.evaluate(X, Y, verbose=0),
+        "predict": lambda: model.predict(X, verbose=0),
+        "predict_on_batch": lambda: model.predict_on_batch(X),
+        "validation": lambda: model.fit(X, Y, validation_data=(X, Y), verbose=0),
+        "call": lambda: model(X),
+    }
+    with pytest.raises(NotPrivate, match="bank'"):
+        run[way]()
+    assert not np.any(layer.bank)
+
+
+def test_numbers_may_be_shown_on_the_screen(capfd):
+    model = compiled(lambda model, x, logs: tf.print("a row", x[0, 0]))
+    model.train_on_batch(X, Y)
+    assert "a row" in capfd.readouterr().err
 
 
 def test_metrics_that_are_computed_eagerly_are_not_read_and_so_refused():

@@ -282,6 +282,38 @@ def test_what_moves_weights_beside_the_clipped_sum_sees_no_data(by, of):
     assert not np.any(model.dense.get_weights()[0])
 
 
+class Writes(keras.constraints.Constraint, keras.optimizers.schedules.LearningRateSchedule):
+    """A constraint and a schedule that keep what a step's loss has left in Python."""
+
+    def __init__(self, left, bank):
+        self.left, self.bank = left, bank
+
+    def __call__(self, given):
+        for rows in self.left:
+            self.bank.assign(rows[0])
+        return tf.constant(0.1) if isinstance(given, tf.Tensor) and given.shape.rank == 0 else given
+
+    def get_config(self):
+        return {}
+
+
+@pytest.mark.parametrize("by", ["constraint", "rate"])
+def test_what_moves_weights_beside_the_clipped_sum_keeps_no_data(by):
+    left, bank = [], tf.Variable([0.0, 0.0])
+
+    class Leaves(tfdp_rec.PrivateTraining, keras.Model):
+        def per_example_loss(self, data, training=True):
+            left.append(data)
+            return tf.square(self.dense(data)[:, 0])
+
+    model = Leaves()
+    model.dense = keras.layers.Dense(1, kernel_constraint=Writes(left, bank) if by == "constraint" else None)
+    model.compile(tfdp_rec.DPSGD(**BASICS, learning_rate=Writes(left, bank) if by == "rate" else 0.1))
+    with pytest.raises(NotPrivate, match="depends on the batch"):
+        model.fit(tf.data.Dataset.from_tensors(np.ones([2, 2], "float32")), verbose=0)
+    assert not np.any(bank)
+
+
 class Scaled(keras.layers.Layer):
     """Its input, times what something computes."""
 

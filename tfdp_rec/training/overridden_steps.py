@@ -2,8 +2,8 @@
 
 The loss is read by `core/sensitivity`. A model may also override `test_step`, `predict_step` or `compute_metrics`, or
 predict from one of its metrics, and so release numbers that were computed from the batch without clipping and noise.
-When a step is traced, all its writes are read; when predictions are traced, all their inputs. A `train_step` of a
-model's own is refused (`model.py`).
+When a step is traced, all its writes are read; when predictions are traced, all their inputs, too. What runs eagerly is
+traced once to be read. A `train_step` of a model's own is refused (`model.py`).
 """
 
 from __future__ import annotations
@@ -32,19 +32,21 @@ def read_step(model: Any, name: str, step: Callable[..., Any], data: Any) -> Any
     if not model.is_private:
         return step(model, data)
     if tf.executing_eagerly():
-        _refuse_unread(model, name)
+        if name == "train_step":  # whose loss is read in a graph
+            _refuse_unread(model)
+        else:
+            _read_in_graph(model, name, data, lambda data: read_step(model, name, step, data))
         return step(model, data)
     _refuse_hidden_metrics(model, name)
     graph: Any = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
     results = step(model, data)
-    names = {resource_key(handle): v.path for v in model.variables for handle in handles_of([v])}
     may = handles_of(model.metrics_variables)
     drawing = model.private_step.microbatch_size is not None and not is_own(model, "get_metrics_result")
     if name == "train_step" and drawing:
         # How often parts have drawn tells the batch's size, until the last of them ends: then the seeds are replaced.
         may += handles_of(random_states(model))
-    refuse_writes(f"The model's {name}", graph, start, _tensors(data), may, names)
+    refuse_writes(f"The model's {name}", graph, start, _tensors(data), may, _names_of(model))
     return results
 
 
@@ -69,34 +71,40 @@ def line_of(function: Any) -> str:
     return f" in {code.co_filename}:{code.co_firstlineno}" if code else ""
 
 
-def _refuse_unread(model: Any, name: str) -> None:
-    # A library's own step is known. A user's that runs eagerly has no graph to read.
-    for method in (name, "compute_metrics"):
-        if is_own(model, method):
-            raise NotPrivate(
-                f"{type(model).__name__} overrides {method}, whose writes can be read in a graph alone: leave "
-                "run_eagerly=True out."
-            )
+def _refuse_unread(model: Any) -> None:
+    if is_own(model, "compute_metrics"):
+        raise NotPrivate(
+            f"{type(model).__name__} overrides compute_metrics, whose writes can be read in a graph alone: leave "
+            "run_eagerly=True out."
+        )
+
+
+def _read_in_graph(model: Any, name: str, given: Any, function: Callable[..., Any]) -> None:
+    # What runs eagerly has no graph: one trace is read, once for a form of the data and the metrics that there are.
+    metrics = frozenset(resource_key(handle) for handle in handles_of(metrics_variables(model)))
+    given = tf.nest.map_structure(_as_tensor, given)
+    forms = tf.nest.map_structure(lambda leaf: (leaf.dtype, leaf.shape[1:]) if tf.is_tensor(leaf) else leaf, given)
+    known = vars(model).setdefault("read_in_graph", set())
+    if (key := (name, str(forms), metrics)) not in known:
+        tf.function(function, autograph=False).get_concrete_function(given)
+        known.add(key)
+
+
+def _names_of(model: Any) -> dict[Any, str]:
+    return {resource_key(handle): v.path for v in model.variables for handle in handles_of([v])}
 
 
 def predictions_read(model: Any, call: Any, args: Any, kwargs: Any) -> Any:
-    """`call(*args, **kwargs)` outside a step, refused if it depends on the model's metrics."""
-    metrics = handles_of(metrics_variables(model))
-    symbolic = any(isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten((args, kwargs)))
-    if not metrics or symbolic:  # a model around this one is only being made
-        return call(*args, **kwargs)
+    """`call(*args, **kwargs)` outside a step, refused if it reads the model's metrics, or keeps what it is given."""
+    if any(isinstance(leaf, keras.KerasTensor) for leaf in tf.nest.flatten((args, kwargs))):
+        return call(*args, **kwargs)  # a model around this one is only being made
     if tf.executing_eagerly():
-        # One trace in a graph is read, once for the metrics that there are; the call itself stays eager.
-        known = {resource_key(handle) for handle in metrics}
-        if not known <= vars(model).get("predictions_read", set()):
-            given, named = tf.nest.map_structure(_as_tensor, (args, kwargs))
-            traced = tf.function(lambda *a: predictions_read(model, call, a, named), autograph=False)
-            traced.get_concrete_function(*given)
-            vars(model)["predictions_read"] = known
+        _read_in_graph(model, "call", (args, kwargs), lambda given: predictions_read(model, call, *given))
         return call(*args, **kwargs)
-    graph: Any = tf.compat.v1.get_default_graph()
+    metrics, graph = handles_of(metrics_variables(model)), tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
     outputs = call(*args, **kwargs)
+    refuse_writes("The model's call", graph, start, _tensors((args, kwargs)), metrics, _names_of(model))
     refuse_metrics_read(graph, start, _tensors(outputs), metrics)
     return outputs
 

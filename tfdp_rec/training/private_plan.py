@@ -120,6 +120,9 @@ class PrivatePlan:
         for use in self._uses.values():
             self._payer.spend(*use, id=use.id)
 
+    def __copy__(self) -> PrivatePlan:
+        return self  # a second plan would allow its steps once more
+
     def __deepcopy__(self, memo: Any) -> PrivatePlan:
         return self  # a copied optimizer trains under the same plan
 

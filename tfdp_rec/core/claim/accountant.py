@@ -101,6 +101,9 @@ class Accountant:
                     self.close()
                 raise
 
+    def __copy__(self) -> Accountant:
+        return self
+
     def __deepcopy__(self, memo: Any) -> Accountant:
         return self  # what copied callbacks spend is spent here
 

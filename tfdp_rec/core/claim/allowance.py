@@ -43,7 +43,8 @@ class Allowance:
 
     def _state(self) -> Any:
         # All that the price depends on and that steps of this optimizer leave as it is.
-        own = self._meter.version, self.accountant.event, self.accountant.spending.version
+        accountant, spending = self.accountant, self.accountant.spending
+        own = self._meter.version, accountant.event, accountant.delta, spending.version, len(spending.payments.written)
         return self.target, self.steps, own, [(each.version, each.counters.made) for each in self._others]
 
     def _price(self) -> None:
@@ -53,6 +54,8 @@ class Allowance:
         accountant.spending.refuse()
         related = [each for one in accountant.spending.meters for each in one.related_meters]
         self._others = [each for each in related if each is not self._meter]
+        for meter in self._others:  # what was priced before these steps is priced again after them
+            meter.stop()
         accountant.set_event(optimizer.dp_event())
         most = accountant.max_steps(self.target)
         self._limit = most if self.steps is None else min(most, self.steps)

@@ -17,7 +17,8 @@ _NO_LIMIT = 2**62
 
 _NO_MORE = (
     "Refused batch: The privacy budget is spent: one more step would exceed what PrivacyBudget or the optimizer's plan "
-    "allows. Continue with a PrivacyBudget of a larger target, or compile with more noise.\n"
+    "allows, or would be made at a price from before something else was spent. Continue with a PrivacyBudget of a "
+    "larger target, compile with more noise, or spend outside of fit.\n"
 )
 _OTHER = (
     "Refused batch: the price of this step is not known. Either the model was compiled with another optimizer after "

@@ -448,6 +448,7 @@ class Ledger(Chain):
             sync_entry(os.path.dirname(self.path))
         if missing:  # the last line is whole but for its newline: it counts
             self._write(missing)
+            self._size += len(missing)
 
     def _refuse_foreign(self, data_changed: bool) -> None:
         last = self.last_paid
@@ -532,6 +533,7 @@ class Ledger(Chain):
             self._refuse_lost()
             self._write(line)
             self.add(line[:-1])
+            self._size += len(line)  # last: an object whose line was cut short writes no other after it
             return number
 
     def refuse_lost(self) -> None:
@@ -553,7 +555,6 @@ class Ledger(Chain):
         if os.write(self._file, line) != len(line):
             raise OSError(f"{self.path} was not written completely: free some space, then  tfdp-rec ledger mend.")
         os.fsync(self._file)
-        self._size += len(line)
 
     @property
     def mark(self) -> Mark:

@@ -85,7 +85,7 @@ class Meter:
     def add_entry(self, entry: Entry, id: str | None = None) -> None:
         """Adds steps that were counted elsewhere."""
         self.counters.closed.add(entry, id)
-        self.note_change()
+        self.note_expense()
 
     def merge(self, entries: Entries) -> None:
         """Adds the entries of a saved model or checkpoint, ahead of what else is restored from it."""
@@ -95,12 +95,19 @@ class Meter:
     def note_restore(self) -> None:
         """Notes that `iterations` may have been restored, to any number."""
         self.counters.note_restore()
-        self.note_change()
+        self.note_expense()
+        if self.open_by_plan is not None:
+            self.open_by_plan()
 
     def note_change(self) -> None:
         """Has those who priced these entries, or what other models trained of these weights, price them anew."""
         for meter in (*self.related_meters, *self._readers):
             meter.version += 1
+
+    def note_expense(self) -> None:
+        """Has no model that has these weights make a step at the price of before."""
+        for meter in (*self.related_meters, *self._readers):
+            meter.price_anew()
 
     @contextlib.contextmanager
     def change_plan(self) -> Iterator[None]:
@@ -112,8 +119,6 @@ class Meter:
         finally:
             self.counters.begin(own)
             self.note_restore()
-            if self.open_by_plan is not None:
-                self.open_by_plan()
 
     # Totals.
 
@@ -200,9 +205,16 @@ class Meter:
 
     def stop(self) -> None:
         """Closes the gate until the next step is priced, if it was opened for a number of steps."""
+        self.version += 1
         if self.gate.is_limited:
             self.gate.close()
-            self.version += 1
+
+    def price_anew(self) -> None:
+        """Closes the gate, and opens it at once for what is left by now if a plan had opened it."""
+        was_open = self.gate.left > 0
+        self.stop()
+        if was_open and self.open_by_plan is not None:
+            self.open_by_plan()
 
 
 def meters_of(variable: keras.Variable) -> list[Meter]:

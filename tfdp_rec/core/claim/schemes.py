@@ -91,6 +91,9 @@ class Sampling(abc.ABC):
         self.graph_streams = 0
         NAMED[self.name] = self
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Sampling.from_state, (self.get_state(),)  # a copy is another sampling: its draws have its own price
+
     def __setattr__(self, name: str, value: Any) -> None:
         if vars(self).get("_in_use") and name in ("name", *self.get_state()):
             raise AttributeError(

@@ -71,7 +71,7 @@ class Spending:
         found.followed = True
         if not any(model is known for known in self._followed):
             self._followed.append(model)
-            self.version += 1
+            self._note_expense()
 
     @property
     def meters(self) -> list[Any]:
@@ -93,7 +93,7 @@ class Spending:
     def merge(self, entries: Entries) -> None:
         """Adds what an earlier run counted, each entry once; under a ledger, which has paid for it."""
         self._recorded.merge(entries)
-        self.version += 1
+        self._note_expense()
 
     def spend(self, use: Use) -> None:
         """Counts one use of the data that is no step; under a ledger it is paid for, unless it was."""
@@ -101,7 +101,13 @@ class Spending:
         if not self.payments.has_paid(use):
             self.payments.pay_once(use)
         self._recorded.add(use.entry, use.id)
+        self._note_expense()
+
+    def _note_expense(self) -> None:
+        # No step is made at the price of before.
         self.version += 1
+        for meter in self.meters:
+            meter.price_anew()
 
     def has_spent(self, use: Use) -> bool:
         """Whether a use is counted: under a ledger, whether that has paid for it."""
@@ -184,12 +190,14 @@ class Spending:
         """Gives back the steps that were paid for in the ledger and will not be made."""
         if self._open is None or isinstance(self.payments, NoPayments):
             return
-        if left := self._steps_ahead(self.payments):
-            for meter in self.meters:  # also within a fit: no step that is not paid for
-                meter.stop()
-            self.payments.give_back(self.paid_id, left)
+        # Forgotten first: an interruption below may lose steps, and lets none be made that the file has taken back.
+        id, left = self.paid_id, self._steps_ahead(self.payments)
         self._open = None
         self.version += 1
+        if left:
+            for meter in self.meters:  # also within a fit: no step that is not paid for
+                meter.stop()
+            self.payments.give_back(id, left)
 
 
 def _meter_of(model: Any) -> Any:
@@ -222,6 +230,7 @@ class Payments:
             )
         self.ledger, self._sampling = ledger, sampling
         self.path, self.limit = ledger.path, ledger.limit
+        self.written = ledger.lines  # by this, and by others who pay here
         self._read = 0, list[Line]()
 
     # Paying.
@@ -342,7 +351,7 @@ class Payments:
 class NoPayments:
     """Of an accountant without a ledger: nothing is paid for, and what models carry is the record."""
 
-    path, ledger, limit = "", None, None
+    path, ledger, limit, written = "", None, None, ()
 
     def entries(self, carried: Entries, goes_on: Iterable[str]) -> Entries:
         """All that was spent: what is carried."""

@@ -21,10 +21,18 @@ _READS = frozenset(
     """
     ReadVariableOp ResourceGather ResourceGatherNd VariableShape VarIsInitializedOp DisableCopyOnRead LookupTableFindV2
     LookupTableSizeV2 IteratorGetNext IteratorGetNextSync IteratorGetNextAsOptional WriteSummary WriteScalarSummary
-    WriteHistogramSummary WriteImageSummary WriteRawProtoSummary RngReadAndSkip StatefulUniformInt
+    WriteHistogramSummary WriteImageSummary WriteRawProtoSummary
     """.split()
 )
 """Operations that do not change their resource; summaries are among them, since like metrics they are not released."""
+_KEEPS_NOTHING = frozenset(
+    """
+    RandomUniform RandomUniformInt RandomStandardNormal TruncatedNormal ParameterizedTruncatedNormal Multinomial
+    RandomGamma RandomPoissonV2 RandomShuffle DeepCopy CudnnRNN CudnnRNNV2 CudnnRNNV3 CudnnRNNBackprop
+    CudnnRNNBackpropV2 CudnnRNNBackpropV3 DatasetToSingleElement TensorSliceDataset TextLineDataset
+    """.split()
+)
+"""Operations that TensorFlow calls stateful, and of which nothing is left that a file or another program could hold."""
 _OUT = {**dict.fromkeys(("PyFunc", "EagerPyFunc", "PyFuncStateless"), "Python code"), "Assert": "an assertion"}
 """Operations by which something leaves the graph; an assertion tells it by ending the training."""
 
@@ -82,11 +90,27 @@ class DataFlow:
 
     def _note(self, operation: Any, resources: list[Any]) -> None:
         """Notes a write, if the operation is one; its variable depends on the values from then on."""
-        if operation.type in _OUT:
-            self.writes.append((operation, None))
-        elif resources and operation.op_def.is_stateful:
-            self.writes.append((operation, resources[0]))
+        if operation.type in _OUT or is_write(operation):
+            self.writes.append((operation, resources[0] if resources else None))
             self._variables.update(resource_key(handle) for handle in resources[:1] if handle is not None)
+
+
+def is_write(operation: Any) -> bool:
+    """Whether an operation may leave something behind in a variable, a file or elsewhere; screens are not looked at."""
+    if operation.type == "PrintV2":
+        return operation.get_attr("output_stream").startswith(b"file:")
+    return operation.op_def.is_stateful and operation.type not in _READS | _KEEPS_NOTHING
+
+
+def find_write(graph: Any, operations: Iterable[Any]) -> Any:
+    """The first operation that may leave something behind, in the functions that are called too; None if none does."""
+    for operation in operations:
+        bodies = [function_graph(graph, name) for name in find_functions(operation)]
+        found = (find_write(body, body.get_operations()) for body in bodies)
+        write = next((each for each in found if each is not None), None) if bodies else operation
+        if write is not None and (bodies or is_write(write)) and not is_ours(operation):
+            return write
+    return None
 
 
 _LOOPS = ("While", "StatelessWhile")
@@ -147,7 +171,7 @@ def refuse_data_read(
     may = {resource_key(handle) for handle in allowed}
     others = [t for t, _ in captured if t.dtype == tf.resource and resource_key(t) not in may]
     flow = DataFlow(graph, 0, step, others)
-    if any(flow.reaches(tensor) for tensor in graph.outputs):
+    if flow.writes or any(flow.reaches(tensor) for tensor in graph.outputs):
         raise NotPrivate(
             f"{subject} depends on the batch, on a metric or on another variable that may hold data, and moves the "
             "weights without clipping or noise. Compute it from the weight itself, the step's number and constants."

@@ -35,6 +35,7 @@ from tfdp_rec.core.ground.keras_internals import (
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import rows_of
 from tfdp_rec.core.sensitivity import factors
+from tfdp_rec.core.sensitivity.data_flow import find_write
 
 NO_BATCH = (
     "was called on something without the batch as its first axis, so its gradient does not split by example. Give it "
@@ -661,6 +662,11 @@ def _note_inputs(call: Call, given: list[Any]) -> Iterator[None]:
     start = len(graph.get_operations())
     yield
     own = graph.get_operations()[start:]
+    if (write := find_write(graph, own)) is not None:  # the first run alone is read
+        raise NotPrivate(
+            f"Layer '{call.layer.name}' is run again for each example, and {write.type} '{write.name}' in it has an "
+            "effect beside its result. Leave that out, or call the layer outside of the loss."
+        )
     inside = {id(operation) for operation in own}
     inputs = {id(t): t for operation in own for t in operation.inputs if id(t.op) not in inside}
     call.beside += [t for t in inputs.values() if not any(t is one for one in given)]

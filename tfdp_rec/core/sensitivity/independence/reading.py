@@ -25,6 +25,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.core.ground.graph_checks import is_check
+from tfdp_rec.core.ground.keras_internals import function_graph
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.independence import refusals
 from tfdp_rec.core.sensitivity.independence.sizes import BATCH, ONE, Size, SizeArray, letter, size
@@ -377,7 +378,7 @@ def _apply(at: At) -> list[Value]:
     mixed = next((v for v in at.values if isinstance(v, Mixed)), None)
     if at.before and _is_stateful(operation):
         return [Mixed(operation, "outside")] * count
-    if known is None and (_is_stateful(operation) or kind.startswith(refusals.EFFECTS)):
+    if known is None and _has_effect(at.walk.graph, operation):
         raise at.reading.refuse(operation, refusals.WITHOUT_RULE.get(kind, "effect"))
     if mixed is not None and not (known and known.mixed):
         return [mixed] * count
@@ -402,7 +403,7 @@ def _apply(at: At) -> list[Value]:
         # A rule looks at the inputs that it expects by example; here another one is made of data.
         values = [at.mixed("length") if isinstance(v, (Shared, Sized)) else v for v in values]
     # Numbers are forgotten unless the rule keeps them; types of fewer bits may hold other numbers.
-    keeps = [known.numbers and tensor.dtype in (tf.int32, tf.int64) for tensor in operation.outputs]
+    keeps = [known.numbers and tensor.dtype in (tf.int32, tf.int64, tf.variant) for tensor in operation.outputs]
     return [value if keep else forget_numbers(value) for value, keep in zip(values, keeps)]
 
 
@@ -453,6 +454,16 @@ def _is_stateful(operation: Any) -> bool:
     if operation.type not in _STATEFUL:
         _STATEFUL[operation.type] = bool(operation.op_def.is_stateful)
     return _STATEFUL[operation.type]
+
+
+def _has_effect(graph: Any, operation: Any) -> bool:
+    """Whether an operation that no rule reads may do more than give its result, in the functions that it calls too."""
+    bodies = (function_graph(graph, name) for name in find_functions(operation))
+    return (
+        _is_stateful(operation)
+        or operation.type.startswith(refusals.EFFECTS)
+        or any(_has_effect(body, each) for body in bodies for each in body.get_operations())
+    )
 
 
 def find_functions(operation: Any) -> list[str]:

@@ -136,8 +136,9 @@ WITHOUT_RULE = {
 GRAPHS = "SparseTensorDenseMatMul", "SparseMatrixMatMul"
 """Products that are unfit although no example is in their inputs: a user's edges are no public constant."""
 
-EFFECTS = "Inplace", "Debug", "Copy"
-"""Beginnings of the types that TensorFlow does not call stateful, and that write into their inputs or to files."""
+EFFECTS = "Inplace", "Debug", "Copy", "Empty", "FakeParam"
+"""Beginnings of the types that TensorFlow does not call stateful, and that write into their inputs or to files, or
+give memory as it was left."""
 
 
 def sentence(operation: Any, reason: str, detail: str = "", subject: str = "", layers: Iterable[str] = ()) -> str:

@@ -116,7 +116,9 @@ def value_of_lengths(lengths: Sequence[Size]) -> ByExample | None:
 
 
 def forget_numbers(value: Value) -> Value:
-    """The same value without numbers."""
+    """The same value without numbers, in a list too."""
+    if isinstance(value, ListOf):
+        return dataclasses.replace(value, element=forget_numbers(value.element))
     return type(value)() if isinstance(value, (Shared, Sized)) and value.numbers is not None else value
 
 

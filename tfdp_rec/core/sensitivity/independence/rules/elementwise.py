@@ -28,7 +28,7 @@ from tfdp_rec.core.sensitivity.independence.values import (
 ENTRY_BY_ENTRY = """
     Abs AsString Bucketize Cos DivNoNan Elu Equal Erf Erfc Exp Expm1 Floor Greater GreaterEqual IsFinite IsNan LeakyRelu
     Less LessEqual Log Log1p LogicalAnd LogicalNot LogicalOr NotEqual OnesLike Pow Reciprocal Relu Relu6 Rsqrt Selu
-    Sigmoid Sign Sin Softplus Softsign Sqrt SquaredDifference StringToHashBucketFast Tanh ZerosLike
+    Sigmoid Sign Sin Softplus Softsign Sqrt SquaredDifference StringToHashBucketFast Tanh
 """.split()
 IN_MEMORY_ORDER = """
     EluGrad LeakyReluGrad Relu6Grad ReluGrad RsqrtGrad SeluGrad SigmoidGrad SoftplusGrad SoftsignGrad SqrtGrad TanhGrad
@@ -47,6 +47,12 @@ def elementwise(at: At) -> Value:
         at: Operation to give a value.
     """
     return line_up(at, range(len(at.values)))
+
+
+@rule("ZerosLike")
+def zeros_like(at: At) -> Value:
+    """Zeros in place of each entry, those of a list too; numbers are forgotten."""
+    return at.values[0] if isinstance(at.values[0], (ListOf, Nothing)) else line_up(at, (0,))
 
 
 @rule(*IN_MEMORY_ORDER)
@@ -71,8 +77,8 @@ def line_up(at: At, inputs: Any) -> Value:
         return at.mixed("seed")
     if all(isinstance(v, Shared) for v in values.values()):
         return Shared()
-    if any(isinstance(v, (ListOf, Nothing)) for v in values.values()):  # zeros like a list
-        return next(v for v in values.values() if isinstance(v, (ListOf, Nothing)))
+    if any(isinstance(v, Nothing) for v in values.values()):  # till a later turn of the loop has a value
+        return Nothing()
     return _broadcast(at, values)
 
 
@@ -91,7 +97,11 @@ def _broadcast(at: At, values: dict[int, Value]) -> Value:
         place = first.axis - (rank - (ranks[n] or 0))
         if isinstance(value, Shared) and place >= 0 and at.sizes(n)[place] != ONE:  # type: ignore[index]
             return at.mixed("position")
-    return at.give(first, broadcast_sizes([at.sizes(n) or () for n in values]))
+    lengths = broadcast_sizes([at.sizes(n) or () for n in values])
+    # `==` of shapes that do not fit is one entry for the whole batch.
+    if None in lengths and at.op.type in ("Equal", "NotEqual") and not at.attr("incompatible_shape_error"):
+        return at.mixed("unknown")
+    return at.give(first, lengths)
 
 
 def broadcast_sizes(several: list[tuple[Size, ...]]) -> list[Size | None]:
@@ -189,4 +199,6 @@ def cross_entropy(at: At) -> list[Value] | Value:
     owners = [v for v in at.values if isinstance(v, ByExample)]
     if any(v.axis or v != owners[0] for v in owners) or len(owners) < 2:
         return at.mixed()
-    return [owners[0], at.give(owners[0], at.sizes(0), 1)]
+    # One may be stretched to the other: then the gradient is as long as that.
+    alike = at.op.type == "SparseSoftmaxCrossEntropyWithLogits" or at.sizes(0) == at.sizes(1)
+    return [owners[0], at.give(owners[0], at.sizes(0) if alike else None, 1)]

@@ -67,8 +67,8 @@ def one_hot(at: At) -> Value:
 
 @rule("LookupTableFindV2")
 def look_up(at: At) -> Value:
-    """The entry of a lookup table for each key."""
-    if not isinstance(at.values[0], (Handle, Shared)):
+    """The entry of a lookup table for each key; the default has an entry's shape, which must be a number's."""
+    if not isinstance(at.values[0], (Handle, Shared)) or at.rank(2) != 0:
         return at.mixed("unknown")
     return at.give(line_up(at, (1, 2)), at.sizes(1))
 

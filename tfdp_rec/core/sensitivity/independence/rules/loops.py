@@ -8,6 +8,7 @@ of one reading of the body, which no other turn has.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Sequence
 
 from tfdp_rec.core.ground.keras_internals import function_graph
@@ -42,11 +43,13 @@ def call(at: At) -> list[Value]:
 @rule("While", "StatelessWhile", sizes=True, mixed=True, numbers=True, apart=True)
 def loop(at: At) -> list[Value]:
     """A loop: a value that holds before every turn holds after the last."""
+    outer = at.reading.unwritten
     at.reading.turns += 1
     try:
         return _turns(at)
     finally:
         at.reading.turns -= 1
+        at.reading.unwritten = outer
 
 
 def _turns(at: At) -> list[Value]:
@@ -176,20 +179,23 @@ def _fits(shape: SizeArray | None, lengths: Lengths | None) -> bool:
     return known and all(asked in (size(-1), length) for asked, length in zip(shape.sizes, lengths or ()))
 
 
-@rule("TensorListSetItem", sizes=True, arguments=(1,))
+@rule("TensorListSetItem", sizes=True, numbers=True, arguments=(1,))
 def set_item(at: At) -> Value:
-    """The list with one entry written."""
-    return _write_entry(at, 2) if isinstance(at.values[1], Shared) else at.mixed("size")
+    """The list with one entry written; beyond its end, if it may grow, with unwritten ones before that."""
+    held = at.values[0]
+    if isinstance(held, ListOf) and at.attr("resize_if_index_out_of_bounds"):
+        held = dataclasses.replace(held, written=False)
+    return _write_entry(at, held, 2) if isinstance(at.values[1], Shared) else at.mixed("size")
 
 
-@rule("TensorListPushBack", sizes=True, mixed=True)
+@rule("TensorListPushBack", sizes=True, mixed=True, numbers=True)
 def push(at: At) -> Value:
     """The list with one entry more."""
-    return _write_entry(at, 1)
+    return _write_entry(at, at.values[0], 1)
 
 
-def _write_entry(at: At, number: int) -> Value:
-    held, value = at.values[0], at.values[number]
+def _write_entry(at: At, held: Value, number: int) -> Value:
+    value = at.values[number]
     if not isinstance(held, ListOf):
         return held if isinstance(held, Mixed) else at.mixed("unknown")
     if not held.written:
