@@ -122,7 +122,7 @@ def test_a_use_in_a_loop_by_hand_leaves_fewer_steps():
     model, batches = model_of(optimizer_of(plan=plan), run_eagerly=False), iter(plan.batches(rows))
     first = next(batches)
     model.prepare(first)
-    step = tf.function(model.train_step)
+    step = tf.function(model.train_step, reduce_retracing=True)
     step(first)
     plan.accountant.spend(GaussianDpEvent(20.0), "counts")
     made = 1
@@ -144,7 +144,7 @@ def test_a_file_in_a_loop_by_hand_leaves_fewer_steps(tmp_path):
     model, batches = model_of(optimizer_of(plan=plan), run_eagerly=False), iter(plan.batches(rows))
     first = next(batches)
     model.prepare(first)
-    step = tf.function(model.train_step)
+    step = tf.function(model.train_step, reduce_retracing=True)
     step(first)
     model.load_weights(tmp_path / "other.weights.h5")
     with pytest.raises(REFUSED):

@@ -313,6 +313,7 @@ class PrivateTraining(ReleaseMethods):
 
     # The step.
 
+    @tf.autograph.experimental.do_not_convert  # as in Keras' fit; else a tf.function around it rewrites this package
     def train_step(self, data: Any) -> dict[str, Any]:
         """One step: private under a mechanism, Keras' own otherwise."""
         if not self.is_private:
@@ -427,7 +428,8 @@ class PrivateTraining(ReleaseMethods):
         refuse_adapted(self)
         tables = [variable for variable in self.trainable_variables if self.is_table(variable)]  # type: ignore[attr-defined]
         refuse_decay_beside_others(self.optimizer, self, tables)
-        self.optimizer.build(self.trainable_variables, self._table_paths)  # type: ignore[attr-defined]
+        with self.private_weights.in_step():  # Keras looks at variables whose rows may be withheld for another model
+            self.optimizer.build(self.trainable_variables, self._table_paths)  # type: ignore[attr-defined]
         self.optimizer.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
         if self.optimizer.privacy_history.snapshot().uses:  # what the weights are made of goes with them
             self.open_history()
