@@ -233,7 +233,7 @@ class Counting(keras.layers.Layer):
         return x + self.seen
 
 
-@pytest.mark.parametrize("layer, words", [(Centred, "puts several examples"), (Counting, "something that was computed")])
+@pytest.mark.parametrize("layer, words", [(Centred, "puts several examples"), (Counting, "was computed from")])
 def test_a_prediction_that_depends_on_other_rows_is_refused_before_the_training(layer, words):
     model = keras.Sequential([keras.layers.Embedding(ITEMS, 4), keras.layers.Dense(1), layer()])
     model.compile(loss=keras.losses.BinaryCrossentropy(from_logits=True))
