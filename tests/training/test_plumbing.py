@@ -23,7 +23,7 @@ def trained(fit, rate=0.5, dtype=None, words=False, loss="binary_crossentropy", 
     seeding.seed(1)
     x = inputs = keras.Input([], dtype="string" if words else "int32")
     if words:
-        x = layers.StringLookup(vocabulary=list(WORDS), num_oov_indices=0)(x)
+        x = layers.StringLookup(vocabulary=list(WORDS))(x) - 1  # one number for words that are not in it
     row = layers.Embedding(ROWS, 4, embeddings_initializer="normal", dtype=dtype)(x)
     model = tfdp_rec.PrivateModel(inputs, layers.Dense(1, activation="sigmoid", dtype=dtype)(row))
     private = {"l2_norm_clip": 2.0, "noise_multiplier": 0.1, "expected_batch_size": BATCH}
