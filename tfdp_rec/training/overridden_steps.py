@@ -83,7 +83,7 @@ def _read_in_graph(model: Any, name: str, given: Any, function: Callable[..., An
     # What runs eagerly has no graph: one trace is read, once for a form of the data and the metrics that there are.
     metrics = frozenset(resource_key(handle) for handle in handles_of(metrics_variables(model)))
     given = tf.nest.map_structure(_as_tensor, given)
-    forms = tf.nest.map_structure(lambda leaf: (leaf.dtype, leaf.shape[1:]) if tf.is_tensor(leaf) else leaf, given)
+    forms = tf.nest.map_structure(lambda leaf: (leaf.dtype, leaf.shape.rank) if tf.is_tensor(leaf) else leaf, given)
     known = vars(model).setdefault("read_in_graph", set())
     if (key := (name, str(forms), metrics)) not in known:
         tf.function(function, autograph=False).get_concrete_function(given)
