@@ -517,7 +517,7 @@ def test_a_fit_within_a_fit_leaves_the_outer_one_its_gate():
 
 
 def test_a_fit_on_a_frozen_layer_leaves_no_other_model_a_gate():
-    """The layer is part of what the fit's budget is kept for, whoever trains it."""
+    """A fit keeps its budget for all weights of its model, frozen ones too that another model trains."""
     layer, left = keras.layers.Dense(3), []
     (outer, of_outer), (inner, _) = on(layer), on(layer)
     layer.trainable = False

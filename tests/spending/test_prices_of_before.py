@@ -38,6 +38,16 @@ def steps_by_hand(model, batches, most=100):
     return most
 
 
+def compiled_loop(plan):
+    """A model under a plan, its batches, and a compiled step, which asks no plan; one step is made."""
+    model, batches = model_of(optimizer_of(plan=plan), run_eagerly=False), iter(plan.batches(rows))
+    first = next(batches)
+    model.prepare(first)
+    step = tf.function(model.train_step, reduce_retracing=True)
+    step(first)
+    return model, batches, step
+
+
 class Does(keras.callbacks.Callback):
     def __init__(self, act, at=1):
         super().__init__()
@@ -119,11 +129,7 @@ def test_a_copied_plan_is_the_plan():
 def test_a_use_in_a_loop_by_hand_leaves_fewer_steps():
     """A compiled step asks no plan: it made all that were left before the use, 2.49 for a plan of 2."""
     plan = plan_of(steps=8)
-    model, batches = model_of(optimizer_of(plan=plan), run_eagerly=False), iter(plan.batches(rows))
-    first = next(batches)
-    model.prepare(first)
-    step = tf.function(model.train_step, reduce_retracing=True)
-    step(first)
+    _, batches, step = compiled_loop(plan)
     plan.accountant.spend(GaussianDpEvent(20.0), "counts")
     made = 1
     with contextlib.suppress(*REFUSED):
@@ -141,11 +147,7 @@ def test_a_file_in_a_loop_by_hand_leaves_fewer_steps(tmp_path):
     train(other, 12)
     other.save_weights(tmp_path / "other.weights.h5")
     plan = plan_of(steps=4)
-    model, batches = model_of(optimizer_of(plan=plan), run_eagerly=False), iter(plan.batches(rows))
-    first = next(batches)
-    model.prepare(first)
-    step = tf.function(model.train_step, reduce_retracing=True)
-    step(first)
+    model, batches, step = compiled_loop(plan)
     model.load_weights(tmp_path / "other.weights.h5")
     with pytest.raises(REFUSED):
         step(next(batches))

@@ -330,7 +330,7 @@ def test_training_learns_and_rows_nobody_chose_stay():
     assert history.history["loss"][-1] < 0.5
     table = np.array(model.layers[1].embeddings)
     assert (table[20:] == 0).all() and (table[:20] != 0).all()
-    # At the first step rows of zeros meet a relu at 0: they have no gradient, and nobody votes.
+    # At the first step the table is zeros, and relu has no gradient at 0: no example votes for a row.
     assert model.optimizer.updated_values == 79 * 20 * 8
 
 
