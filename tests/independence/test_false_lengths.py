@@ -264,6 +264,8 @@ def test_what_a_second_run_of_a_layer_writes_is_refused(way, tmp_path):
     model = Model()
     model.layer, model.built = WritesWhenRunAgain(write), True
     before = model.layer.generator.state.numpy()
+    with pytest.raises(tfdp_rec.NotPrivate, match="run again for each example"):
+        clipped_sum(model, X, 1.0)  # by hand, where no step's writes are read
     model.compile(mechanism())
     with pytest.raises(tfdp_rec.NotPrivate):
         model.train_on_batch(X)

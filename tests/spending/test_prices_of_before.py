@@ -153,6 +153,14 @@ def test_a_file_in_a_loop_by_hand_leaves_fewer_steps(tmp_path):
         step(next(batches))
 
 
+def test_a_use_that_a_model_was_made_of_leaves_fewer_steps():
+    plan = plan_of(steps=4)
+    model, batches, step = compiled_loop(plan)
+    model.add_uses([(GaussianDpEvent(0.5), "counts")])
+    with pytest.raises(REFUSED):
+        step(next(batches))
+
+
 def use(accountant):
     accountant.spend(GaussianDpEvent(2.0), "counts")
 
