@@ -84,7 +84,7 @@ def test_a_dataset_keeps_its_length():
 def test_only_what_makes_ids_runs_ahead():
     model = Towers()
     model.compile(optimizer_of())
-    graph = tf.function(model.table_reader(SPEC)).get_concrete_function(SPEC).graph.as_graph_def()
+    graph = tf.function(model.private_tables.find(SPEC)).get_concrete_function(SPEC).graph.as_graph_def()
     kinds = {node.op for function in graph.library.function for node in function.node_def}
     assert "LookupTableFindV2" in kinds
     assert not any("Random" in kind or "Assign" in kind or "MatMul" in kind for kind in kinds)

@@ -57,11 +57,11 @@ class ServedModel:
     def _hand_over(self, placement: Placement) -> dict[str, ServedTable]:
         """Gives each variable to the server it is on, now that the model says which ones are tables."""
         model = self.model
-        self.reader = model.table_reader(self._spec)
+        self.reader = model.private_tables.find(self._spec)
         tables = {}
         for number, variable in enumerate(model.trainable_variables):
             held: Any = resource(variable)
-            if model.is_table(variable):
+            if variable in model.private_tables:
                 whole = not isinstance(held, ServedTable)
                 table = ServedTable([Shard(placement.server_of(held), 0, held)]) if whole else held
                 table.hold(variable, number)

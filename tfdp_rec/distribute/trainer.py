@@ -436,7 +436,7 @@ class ParameterServerTrainer:
         local = self._model_fn()
         local.compile(optimizer=self._optimizer_fn(), **self._compile_options)
         if not all(layer.built for layer in layers_within(local)):
-            local.table_reader(self._spec)
+            local.private_tables.find(self._spec)
         with self._between_rounds:
             self._watch.during(lambda: self._served.fetch(local))
             local.open_history().merge(self._optimizer.privacy_history.snapshot())

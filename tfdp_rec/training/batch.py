@@ -15,7 +15,15 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Drawn, Source, check_batch, strip_draw
+from tfdp_rec.core.claim.sampling_proof import (
+    NO_SAMPLING,
+    Drawn,
+    Source,
+    check_batch,
+    refuse_choosing,
+    source_of,
+    strip_draw,
+)
 from tfdp_rec.core.sensitivity import batches
 from tfdp_rec.core.sensitivity.batches import map_examples
 
@@ -55,6 +63,26 @@ class Batch:
     def tensors(self) -> list[tf.Tensor]:
         """All tensors of the batch, for which the operations of the step must wait."""
         return [tensor for tensor in tf.nest.flatten((self.examples, dict(self.upcoming))) if tensor is not None]
+
+
+def source_of_data(x: Any, shared_inputs: Sequence[str], expected_batch_size: float, weighted: bool) -> Source:
+    """The source of what `fit` is given, by a dataset's type alone; no batch is read.
+
+    Raises:
+        ValueError: Sampled batches are to be taken apart for class weights.
+    """
+    if not isinstance(x, tf.data.Dataset):
+        return NO_SAMPLING
+    spec: Any = x.element_spec
+    source = source_of(_strip_lookahead(spec), shared_inputs, expected_batch_size)
+    if source.sampling is not None:
+        refuse_choosing(x)
+    if source.sampling is not None and weighted:
+        raise ValueError(
+            "fit(class_weight=...) takes sampled batches apart: let fetch give (x, y, sample_weight) instead, with "
+            "each row's weight by its class."
+        )
+    return source
 
 
 def examples_of(data: Any) -> Any:

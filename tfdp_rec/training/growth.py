@@ -98,7 +98,8 @@ def _pairs(before: Any, after: Any, kept: Kept, replaced: frozenset[str]) -> Ite
             f"The new model has {len(after.weights)} weights and this one {len(before.weights)}: give one of the same "
             "layers, built (call it on a batch first)."
         )
-    unknown = set(kept) - {variable.path for variable in before.weights if before.may_change_rows(variable)}
+    tables = (variable for variable in before.weights if before.private_tables.may_change_rows(variable))
+    unknown = set(kept) - {variable.path for variable in tables}
     if unknown:
         raise ValueError(f"kept names {', '.join(sorted(unknown))}, which is no table of this model.")
     trained = replaced - {variable.path for variable in before.weights if not variable.trainable}
@@ -125,7 +126,7 @@ def _rows_that_stay(model: Any, mine: Any, other: Any, kept: Sequence[int] | Non
         )
     if kept is None and mine.shape == other.shape:
         return None
-    if not model.may_change_rows(mine):
+    if not model.private_tables.may_change_rows(mine):
         raise ValueError(f"'{mine.path}' has another number of rows in the new model, and is read as a whole.")
     rows = np.arange(mine.shape[0]) if kept is None else np.asarray(kept)
     numbers = rows.ndim == 1 and (rows.dtype.kind in "iu" or not rows.size)
@@ -155,9 +156,9 @@ def _take_over_optimizer(before: Any, after: Any, rows: Mapping[str, np.ndarray 
     given |= {name: _renew_metrics(given.get(name)) for name in ("metrics", "weighted_metrics")}
     after.compile(**given, **before.private_step.options)
     other = after.optimizer
-    numbers = before.table_numbers()
+    numbers = before.private_tables.numbers
     if numbers is not None:
-        after.build_tables(numbers)
+        after.private_tables.build(numbers)
     if mine.built:
         saved: dict[str, Any] = {}
         mine.save_own_variables(saved)

@@ -46,7 +46,7 @@ def lookahead(dataset: tf.data.Dataset, model: Any, reader: Any = None) -> tf.da
     Args:
         dataset: Batches, as for `model.fit`; sizes may vary.
         model: Model with `PrivateTraining`.
-        reader: The model's `table_reader` for such batches; by default it is made.
+        reader: The reader of the tables' ids in such batches; by default it is made.
 
     Raises:
         TypeError: `dataset` is no `tf.data.Dataset`, or has other elements than dense tensors of known rank.
@@ -71,7 +71,7 @@ def lookahead(dataset: tf.data.Dataset, model: Any, reader: Any = None) -> tf.da
         return dataset
     spec = dataset.element_spec
     _blank(strip_draw(spec))  # ahead of the reader, whose refusals are of layers
-    reader = reader or model.table_reader(spec)
+    reader = reader or model.private_tables.find(spec)
 
     @_as_it_is
     def read(*batch: Any) -> tuple[Any, dict[str, tf.Tensor]]:

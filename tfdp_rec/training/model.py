@@ -20,25 +20,26 @@ import tensorflow as tf
 
 from tfdp_rec.core.claim.entries import Use
 from tfdp_rec.core.claim.events import DpEvent
-from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Source, refusals_in_words, refuse_choosing, source_of
-from tfdp_rec.core.ground.keras_internals import functional_class, is_functional, layers_within, metrics_container
+from tfdp_rec.core.claim.sampling_proof import Source, refusals_in_words
+from tfdp_rec.core.ground.keras_internals import functional_class, is_functional, metrics_container
 from tfdp_rec.core.ground.refused import NotPrivate, refuse_below
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.checks import refuse_replicas
 from tfdp_rec.core.mechanism.kept import allow_steps
-from tfdp_rec.core.mechanism.weights import may_be_table, owners_of, refuse_decay_beside_others
+from tfdp_rec.core.mechanism.weights import owners_of
 from tfdp_rec.core.sensitivity import engine
 from tfdp_rec.core.sensitivity.arithmetic import ask_for_float32_products
 from tfdp_rec.core.sensitivity.batches import open_specs
 from tfdp_rec.core.sensitivity.independence.reading import ours
 from tfdp_rec.training import own_loss
 from tfdp_rec.training.adapted_layers import find_file_vocabularies, keep_vocabularies, refuse_adapted
-from tfdp_rec.training.batch import Batch, examples_of, first_example
+from tfdp_rec.training.batch import Batch, examples_of, first_example, source_of_data
 from tfdp_rec.training.callback_checks import prepare_callbacks
 from tfdp_rec.training.growth import Kept, take_over
-from tfdp_rec.training.lookahead import TableReader, disable_autotune, is_lookahead, lookahead, trace_reader
+from tfdp_rec.training.lookahead import TableReader, disable_autotune, lookahead
+from tfdp_rec.training.model_tables import ModelTables
 from tfdp_rec.training.ordinary_steps import count_ordinary_step, prepare_ordinary_steps
-from tfdp_rec.training.overridden_steps import line_of, predictions_read, read_step
+from tfdp_rec.training.overridden_steps import predictions_read, read_step, refuse_own_step
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
 from tfdp_rec.training.private_step import PrivateStep, diagnostics, loss_for_logs
 from tfdp_rec.training.release_methods import ReleaseMethods, empty_metrics_at_end, release_outside_steps
@@ -67,7 +68,6 @@ class PrivateTraining(ReleaseMethods):
     """
 
     shared_inputs: tuple[str, ...] = ()
-    _table_paths: dict[str, None] | None = None
     _loss: Any = None
     _loss_weights: Any = None
     feeding: Source | None = None  # source of the batches of the present fit
@@ -83,6 +83,11 @@ class PrivateTraining(ReleaseMethods):
     def private_step(self) -> PrivateStep:
         """The model's `PrivateStep`."""
         return PrivateStep(self)
+
+    @functools.cached_property
+    def private_tables(self) -> ModelTables:
+        """Which of the model's weights are tables."""
+        return ModelTables(self)
 
     # Compiling.
 
@@ -153,7 +158,7 @@ class PrivateTraining(ReleaseMethods):
         if isinstance(optimizer, PrivateOptimizer):
             refuse_options(self, kwargs)
             own_loss.refuse_unsaid_loss(self)
-            self._refuse_own_step()
+            refuse_own_step(self, PrivateTraining)
             ask_for_float32_products()
             refuse_below(1, microbatch_size=1 if microbatch_size is None else microbatch_size)
             kwargs["jit_compile"] = False
@@ -197,7 +202,7 @@ class PrivateTraining(ReleaseMethods):
             config |= {
                 **self.private_step.options,
                 "given_vocabularies": find_file_vocabularies(self),
-                "table_numbers": self.table_numbers(),
+                "table_numbers": self.private_tables.numbers,
             }
         return config
 
@@ -212,36 +217,7 @@ class PrivateTraining(ReleaseMethods):
         if not self.is_private:
             self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
         elif numbers is not None:
-            self.build_tables(numbers)
-
-    def build_tables(self, numbers: list[int]) -> None:
-        """Builds the optimizer without a batch, for a model whose `table_numbers` are known."""
-        variables = self.trainable_variables  # type: ignore[attr-defined]
-        if max(numbers, default=-1) >= len(variables):
-            raise ValueError(
-                f"{type(self).__name__} has fewer weights when it is loaded than when it was saved, and they would "
-                "stay at their first values: let its build(input_shape) build all its layers."
-            )
-        self._table_paths = {variables[number].path: None for number in numbers}
-        self._build_optimizer()
-
-    def table_numbers(self) -> list[int] | None:
-        """Places of the tables among the trainable variables; None before a batch was seen."""
-        # By place, since a loaded model may have other names.
-        if self._table_paths is None:
-            return None
-        return [i for i, v in enumerate(self.trainable_variables) if self.is_table(v)]  # type: ignore[attr-defined]
-
-    def is_table(self, variable: keras.Variable) -> bool:
-        """Whether a trainable variable is read by rows only; False before a batch was seen."""
-        return variable.path in (self._table_paths or {})
-
-    def may_change_rows(self, variable: keras.Variable) -> bool:
-        """Whether `grow_into` takes a model in which the variable has another number of rows."""
-        if self._table_paths is not None and variable.trainable and not self.is_table(variable):
-            return False
-        by_row = (layer for layer in layers_within(self) if may_be_table(layer))  # type: ignore[arg-type]
-        return any(variable is own for layer in by_row for own in layer.variables)
+            self.private_tables.build(numbers)
 
     def grow_into(self, model: Any, kept: Kept | None = None, replaced: Iterable[str] = ()) -> Any:
         """Has another model go on with this one's weights, privacy history and optimizer.
@@ -299,17 +275,12 @@ class PrivateTraining(ReleaseMethods):
             data: Batch: `(x, y)` or `(x, y, sample_weight)` for the loss given to `compile`.
             training: Whether layers such as dropout behave as in training.
         """
-        if self.has_averaged_loss:
+        if own_loss.find_own_losses(self) == ["compute_loss"]:
             return own_loss.read_averaged_losses(self, data, training)
         x, y, sample_weight = keras.utils.unpack_x_y_sample_weight(data)
         own_loss.refuse_no_loss(self, x)
         y_pred = self(x, training=training)
         return compiled_per_example_loss(self._loss, self._loss_weights, y, y_pred, sample_weight)
-
-    @property
-    def has_averaged_loss(self) -> bool:
-        """Whether the loss is the model's own `compute_loss`, from whose graph the examples' losses are read."""
-        return own_loss.find_own_losses(self) == ["compute_loss"]
 
     # The step.
 
@@ -350,35 +321,6 @@ class PrivateTraining(ReleaseMethods):
         super().make_train_function(force)  # type: ignore[misc]
         vars(self)["_own_function"] = vars(self)["train_function"]
 
-    def _refuse_own_step(self) -> None:
-        # Nothing reads what stands around a step. By identity: a wrapped method has the name of what it wraps.
-        kind, given = type(self), vars(self)
-        ours = {name: getattr(PrivateTraining, name) for name in ("train_step", "make_train_function")}
-        for name, own in {**ours, "train_function": given.get("_own_function")}.items():
-            found = given.get(name, getattr(kind, name, None))
-            if found is not None and found is not own:
-                raise NotPrivate(
-                    f"{kind.__name__} has a {name} of its own{line_of(found)}, which could mix the examples of a batch "
-                    "or let them decide whether a step is made. Leave it out: the loss belongs into per_example_loss, "
-                    "figures into compute_metrics, changes of rows into sampling.batches(fetch, map=function)."
-                )
-
-    def _source_of(self, x: Any, class_weight: Any) -> Source:
-        # Known from the dataset's type alone: no batch is read.
-        if not isinstance(x, tf.data.Dataset):
-            return NO_SAMPLING
-        spec: Any = x.element_spec
-        spec = spec.batch if is_lookahead(x) else spec
-        source = source_of(spec, self.shared_inputs, self.optimizer.expected_batch_size)
-        if source.sampling is not None:
-            refuse_choosing(x)
-        if source.sampling is not None and class_weight is not None:
-            raise ValueError(
-                "fit(class_weight=...) takes sampled batches apart: let fetch give (x, y, sample_weight) instead, with "
-                "each row's weight by its class."
-            )
-        return source
-
     def test_step(self, data: Any) -> dict[str, Any]:
         """As Keras', or by the model's own loss; ids from the look-ahead stage are ignored."""
         if own_loss.find_own_losses(self) == ["per_example_loss"]:
@@ -403,43 +345,26 @@ class PrivateTraining(ReleaseMethods):
             data: Batch of the training data, or its spec.
 
         Returns:
-            The `table_reader` for such batches if one was traced, else None.
+            The reader of the tables' ids for such batches if one was traced, else None.
         """
         self._refuse_changes()
-        if not self.is_private or (self.optimizer.built and self._table_paths is not None):
+        if not self.is_private or (self.optimizer.built and self.private_tables.are_known):
             return None
         with tf.init_scope():
-            reader = self.table_reader(open_specs(examples_of(data), self.shared_inputs))
+            reader = self.private_tables.find(open_specs(examples_of(data), self.shared_inputs))
             own_loss.refuse_nothing_to_train(self)
-            self._build_optimizer()
+            self.private_tables.build_optimizer()
             return reader
 
     def _refuse_changes(self) -> None:
         # The optimizer keeps the variables it was built for, and adds noise to all of them: its `build` refuses others.
         if self.is_private:
-            self._refuse_own_step()
+            refuse_own_step(self, PrivateTraining)
             engine.refuse_other_arithmetic()  # that was turned on since the step was traced
-        if self.is_private and self.optimizer.built and self._table_paths is not None:
+        if self.is_private and self.optimizer.built and self.private_tables.are_known:
             refuse_adapted(self)
             self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
             self.private_weights.add(self.optimizer, self)  # again, if it was interrupted
-
-    def _build_optimizer(self) -> None:
-        refuse_adapted(self)
-        tables = [variable for variable in self.trainable_variables if self.is_table(variable)]  # type: ignore[attr-defined]
-        refuse_decay_beside_others(self.optimizer, self, tables)
-        with self.private_weights.in_step():  # Keras looks at variables whose rows may be withheld for another model
-            self.optimizer.build(self.trainable_variables, self._table_paths)  # type: ignore[attr-defined]
-        self.optimizer.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
-        if self.optimizer.privacy_history.snapshot().uses:  # what the weights are made of goes with them
-            self.open_history()
-        self.private_weights.add(self.optimizer, self)
-
-    def table_reader(self, spec: Any) -> TableReader:
-        """A function from a batch of an element spec to the ids that it reads, by table; traces the loss once."""
-        paths, reader = trace_reader(self, spec)
-        self._table_paths = dict.fromkeys(paths)
-        return reader
 
     # fit and train_on_batch.
 
@@ -475,9 +400,10 @@ class PrivateTraining(ReleaseMethods):
             callbacks = prepare_callbacks(self.optimizer, callbacks, x)
             allow_steps(self.optimizer, True)
             try:
-                self.feeding = self._source_of(x, kwargs.get("class_weight"))
+                weighted = kwargs.get("class_weight") is not None
+                self.feeding = source_of_data(x, self.shared_inputs, self.optimizer.expected_batch_size, weighted)
                 self.optimizer.privacy_history.counters.prepare()
-                x = self._prepare_data(x, y, weighted=kwargs.get("class_weight") is not None)
+                x = self._prepare_data(x, y, weighted)
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
             finally:
                 try:
@@ -489,20 +415,17 @@ class PrivateTraining(ReleaseMethods):
                     if getattr(self.optimizer, "plan", None) is not None:  # which keeps the budget where no fit does
                         self.optimizer.privacy_history.lift()
 
-    def _prepare_data(self, x: Any, y: Any, weighted: bool) -> Any:
-        # The training data with look-ahead, if they are a dataset; builds the optimizer on the way.
+    def _prepare_data(self, x: Any, y: Any, weighted: bool = False) -> Any:
+        # The training data, with look-ahead if they are a dataset. Builds the optimizer on the way, before the step is
+        # traced: a step that makes variables is traced twice.
         if isinstance(x, tf.data.Dataset):
             reader = self.prepare(x.element_spec)
             # Keras maps class weights over plain batches; without look-ahead, rows are settled when they are read.
             return x if weighted else lookahead(x, self, reader)
-        self._prepare_from(x, y)
-        return x
-
-    def _prepare_from(self, x: Any, y: Any) -> None:
-        # Builds before the step is traced: a step that makes variables is traced twice.
         data = x if y is None else (x, y)
         if all(len(getattr(leaf, "shape", ())) > 0 for leaf in tf.nest.flatten(data)):
             self.prepare(first_example(data, self.shared_inputs))
+        return x
 
     def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; errors from within the graph are raised with their sentence alone."""
@@ -511,7 +434,7 @@ class PrivateTraining(ReleaseMethods):
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
         with self.private_weights.training(), refusals_in_words(), empty_metrics_at_end(self):
             self._refuse_changes()
-            self._prepare_from(x, y)
+            self._prepare_data(x, y)
             if self.optimizer.plan is not None:
                 self.optimizer.plan.pay(self.optimizer)
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]

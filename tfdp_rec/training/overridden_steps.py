@@ -3,7 +3,7 @@
 The loss is read by `core/sensitivity`. A model may also override `test_step`, `predict_step` or `compute_metrics`, or
 predict from one of its metrics, and so release numbers that were computed from the batch without clipping and noise.
 When a step is traced, all its writes are read; when predictions are traced, all their inputs, too. What runs eagerly is
-traced once to be read. A `train_step` of a model's own is refused (`model.py`).
+traced once to be read. A `train_step` of a model's own is refused.
 """
 
 from __future__ import annotations
@@ -48,6 +48,21 @@ def read_step(model: Any, name: str, step: Callable[..., Any], data: Any) -> Any
         may += handles_of(random_states(model))
     refuse_writes(f"The model's {name}", graph, start, _tensors(data), may, _names_of(model))
     return results
+
+
+def refuse_own_step(model: Any, base: type) -> None:
+    """Refuses a model whose training step is not that of the base class of private models."""
+    # Nothing reads what stands around a step. By identity: a wrapped method has the name of what it wraps.
+    kind, given = type(model), vars(model)
+    ours = {name: getattr(base, name) for name in ("train_step", "make_train_function")}
+    for name, own in {**ours, "train_function": given.get("_own_function")}.items():
+        found = given.get(name, getattr(kind, name, None))
+        if found is not None and found is not own:
+            raise NotPrivate(
+                f"{kind.__name__} has a {name} of its own{line_of(found)}, which could mix the examples of a batch "
+                "or let them decide whether a step is made. Leave it out: the loss belongs into per_example_loss, "
+                "figures into compute_metrics, changes of rows into sampling.batches(fetch, map=function)."
+            )
 
 
 def _refuse_hidden_metrics(model: Any, name: str) -> None:

@@ -111,7 +111,7 @@ class PrivateStep:
             gradient = functools.partial(_gradient_of, variable.regularizer)
             spec = tf.TensorSpec(variable.shape, variable.dtype)
             refuse_data_read(f"The regularizer of '{variable.path}'", gradient, [spec])
-            if not self.model.is_table(variable):
+            if variable not in self.model.private_tables:
                 found[variable.path] = gradient(tf.convert_to_tensor(resource(variable)))
         return found
 

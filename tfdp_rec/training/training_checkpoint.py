@@ -364,8 +364,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
         for what in ("mechanism", "settings", "tables"):
             _refuse_difference(what, header[what], mine[what])
         if not optimizer.built:
-            model.build_tables(header["table_numbers"])
-        _refuse_difference("table_numbers", header["table_numbers"], model.table_numbers())
+            model.private_tables.build(header["table_numbers"])
+        _refuse_difference("table_numbers", header["table_numbers"], model.private_tables.numbers)
         _refuse_difference("regularizers of tables", header["regularizers"], _decays(optimizer))
         mine_now = {name: [v.shape.as_list(), v.dtype.name] for name, v in _variables(model)}
         theirs = {name: [shape, kind] for name, shape, kind in header["variables"]}
@@ -389,7 +389,7 @@ def _identity(model: Any, optimizer: PrivateOptimizer) -> dict[str, Any]:
         "mechanism": keras.saving.get_registered_name(type(optimizer)),
         "settings": {k: v for k, v in config.items() if k not in _MAY_DIFFER},
         "tables": {f"weights {i}": list(v.shape) for i, v in enumerate(weights) if len(v.shape) == 2},
-        "table_numbers": model.table_numbers(),
+        "table_numbers": model.private_tables.numbers,
     }
 
 
