@@ -65,13 +65,14 @@ def _unfitted(count: int, head: int) -> Any:
 
     from tfdp_rec.spectral import Release, SpectralRecommender
     from tfdp_rec.spectral.rules import Split
+    from tfdp_rec.spectral.scores import Estimates
 
     rng = np.random.default_rng(0)
     made = SpectralRecommender(np.arange(1, count + 1), noise_multiplier=1.0, head=head)
     made.num_users, made.split = count, Split.from_budget(1.0, count, count)
-    counts, made.prior = rng.random(count), rng.random(count, np.float32)
+    counts, prior = rng.random(count), rng.random(count, np.float32)
     made.released = Release(counts=counts, head=np.sort(rng.permutation(count)[:head]))
-    made.weights, made.overlap = rng.standard_normal([head, head], np.float32), rng.random(head, np.float32)
+    made.estimates = Estimates(rng.standard_normal([head, head], np.float32), prior, rng.random(head, np.float32))
     return made
 
 

@@ -180,7 +180,7 @@ def test_a_training_upon_sums_costs_its_items_its_sums_and_its_steps(upon, tmp_p
     assert alone.epsilon() == pytest.approx(spent, abs=1e-4)
     # It begins with sums that the released ones are, and answers in the log's ids.
     sums = SpectralRecommender.load(upon / "release" / "released.npz")
-    np.testing.assert_allclose(model.sums.between.numpy()[1:, 1:], sums.weights, rtol=1e-6)
+    np.testing.assert_allclose(model.sums.between.numpy()[1:, 1:], sums.estimates.weights, rtol=1e-6)
     one, other = WarmStart.load(upon).items.of([1, 2])
     found = named(capsys, upon, "--history", one, other, "--top-k", "4")
     assert len(found) == 4 and not {one, other} & {item for item, _ in found}

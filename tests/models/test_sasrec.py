@@ -213,7 +213,7 @@ def test_a_training_upon_later_sums_tells_of_both(sums):
     first.grow_into(second, replaced=[variable.path for variable in first.sums.weights])
     assert len(second.saved_history().uses) == 2 and second.privacy_history.snapshot().steps == 1
     np.testing.assert_array_equal(second.items.embeddings, first.items.embeddings)
-    np.testing.assert_allclose(second.sums.between.numpy()[1:, 1:], later.weights)
+    np.testing.assert_allclose(second.sums.between.numpy()[1:, 1:], later.estimates.weights)
 
 
 @pytest.mark.slow

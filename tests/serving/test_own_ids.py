@@ -198,7 +198,8 @@ def test_padding_may_stand_anywhere_and_k_must_be_positive(signatures):
 @pytest.mark.slow
 def test_equal_scores_stand_in_the_order_of_the_catalogue(recommender, tmp_path):
     flat = SpectralRecommender(np.arange(1, 13), 1.0, 1e-4, head=3, words=recommender._words).fit([[1]] * 20, 0)
-    flat.prior[:], flat.weights[:], flat.overlap[:] = 0.5, 0.0, 0.0
+    found = flat.estimates
+    found.prior[:], found.weights[:], found.overlap[:] = 0.5, 0.0, 0.0
     export(str(tmp_path / "servable"), flat, Items(list("lkjihgfedcba")), k=12)
     answer = tf.saved_model.load(str(tmp_path / "servable")).signatures["serving_default"](history=tf.constant([["j"]]))
     assert "".join(texts(answer["ids"])[0]) == "lkihgfedcba"

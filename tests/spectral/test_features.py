@@ -81,7 +81,7 @@ def test_features_change_the_scores_and_nothing_that_is_released(plain, featured
     for name, values in plain.released.arrays().items():
         if name != "released_names":  # which no two fits have in common
             np.testing.assert_array_equal(values, featured.released.arrays()[name])
-    np.testing.assert_array_equal(featured.weights, plain.weights)
+    np.testing.assert_array_equal(featured.estimates.weights, plain.estimates.weights)
     assert not np.allclose(featured.scores([ITEMS[:3]]), plain.scores([ITEMS[:3]]))
     np.testing.assert_array_equal(featured.scores([[]]), plain.scores([[]]))
 
@@ -97,7 +97,7 @@ def test_their_weight_is_less_where_histories_are_long(plain, featured, monkeypa
     history = [ITEMS[:3]]
     added = featured.scores(history) - plain.scores(history)
     of_three = sparse.csr_matrix((np.ones(3, np.float32), ([0] * 3, [0, 1, 2])), (1, 120))
-    whole = likeness(item_vectors(KINDS, 120), featured.prior / rules.PRIOR, of_three)
+    whole = likeness(item_vectors(KINDS, 120), featured.estimates.prior / rules.PRIOR, of_three)
     assert 0 < rules.kappa(featured.released) < 1
     np.testing.assert_allclose(added, (1 - rules.kappa(featured.released) / 2) * whole, rtol=1e-3, atol=1e-5)
     monkeypatch.setattr(rules, "kappa", lambda made: 1.0)

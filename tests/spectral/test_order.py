@@ -118,7 +118,7 @@ def test_the_vote_tells_ordered_histories_from_shuffled_ones(shuffled):
 
 @pytest.mark.parametrize("shuffled", [False, True])
 def test_all_releases_together_cost_one_gaussian(shuffled, monkeypatch):
-    from tfdp_rec.spectral import recommender as module
+    from tfdp_rec.spectral import counting as module
 
     used = []
     counts, pairs, votes = module.private_counts, module.release_pairs, order.release_sums
@@ -157,7 +157,7 @@ def test_the_head_is_that_of_the_pairs_which_are_counted(votes, monkeypatch):
     heads = {each: rules.head_of(made.released.counts, 200, noise[each], ordered=each) for each in noise}
     assert made.released.head.tolist() == heads[made.ordered].tolist() and made.ordered == (votes > 0)
     assert len(heads[False]) < 0.9 * len(heads[True])
-    assert made.overlap.shape == made.released.head.shape == (len(made.released.pairs),)
+    assert made.estimates.overlap.shape == made.released.head.shape == (len(made.released.pairs),)
 
 
 def test_the_vote_is_by_few_items(monkeypatch):

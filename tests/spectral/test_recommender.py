@@ -93,7 +93,7 @@ def test_the_two_releases_together_cost_the_one_that_is_claimed(users, items):
 
 
 def test_the_releases_are_made_with_the_noise_that_is_claimed(monkeypatch):
-    from tfdp_rec.spectral import recommender as module
+    from tfdp_rec.spectral import counting as module
 
     used = []
     counts, pairs = module.private_counts, module.release_pairs
@@ -133,7 +133,7 @@ def test_the_statement_says_what_was_released():
 def test_the_operating_system_decides():
     one, other = (SpectralRecommender(ITEMS, epsilon=4.0).fit([[7, 14]] * 50, verbose=0) for _ in range(2))
     assert (one.released.counts != other.released.counts).mean() > 0.9
-    assert not np.array_equal(one.weights, other.weights)
+    assert not np.array_equal(one.estimates.weights, other.estimates.weights)
 
 
 # What it answers.
@@ -169,7 +169,8 @@ def test_users_without_items_and_unknown_ids_change_nothing_but_the_number_of_us
     told = list(tastes(2000))
     with_more = [[*history, 8, 8, 10**12] for history in told]
     one, other = (SpectralRecommender(ITEMS, epsilon=4.0, words=seeded(2)).fit(t, verbose=0) for t in (told, with_more))
-    assert np.array_equal(one.weights, other.weights) and np.array_equal(one.released.counts, other.released.counts)
+    assert np.array_equal(one.estimates.weights, other.estimates.weights)
+    assert np.array_equal(one.released.counts, other.released.counts)
     emptied = SpectralRecommender(ITEMS, epsilon=4.0, words=seeded(2)).fit([*told, [], []], verbose=0)
     assert np.array_equal(one.released.counts, emptied.released.counts) and emptied.num_users == 2002
 
@@ -177,7 +178,7 @@ def test_users_without_items_and_unknown_ids_change_nothing_but_the_number_of_us
 def test_the_number_of_users_is_counted_with_noise_where_it_is_private(tmp_path):
     """200 numbers: a scale wrong by a half is rejected, and the right one fails once in a million."""
     private = {"noise_multiplier": 2.0, "users_private": True}
-    found = [SpectralRecommender(ITEMS, **private, words=seeded(s))._number(1000) for s in range(200)]
+    found = [SpectralRecommender(ITEMS, **private, words=seeded(s))._counting.number_of(1000) for s in range(200)]
     spread = np.sum((np.array(found) - 1000.0) ** 2) / 20**2
     assert 114 < spread < 314  # chi-squared with 200 degrees of freedom beyond 1e-6 on each side
     assert not 114 < spread / 0.5**2 < 314 and not 114 < spread / 2.0**2 < 314
@@ -266,8 +267,8 @@ def test_what_came_last_weighs_most_where_order_counts(fitted, tmp_path):
     ordered = SpectralRecommender(ITEMS, epsilon=4.0, recency=0.5, words=seeded(1)).fit(list(tastes()), verbose=0)
     one, other = ITEMS[[0, 30, 60]], ITEMS[[60, 0, 30]]
     plain = fitted.scores([one])[0]
-    alone = fitted.prior.copy()
-    alone[fitted.released.head] -= fitted.overlap
+    alone = fitted.estimates.prior.copy()
+    alone[fitted.released.head] -= fitted.estimates.overlap
     own = [fitted.scores([[item]])[0] - alone for item in one]
     weights = np.array([3**-0.5, 2**-0.5, 1])
     expected = alone + np.average(own, axis=0, weights=weights) * 3

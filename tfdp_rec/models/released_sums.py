@@ -47,9 +47,9 @@ class ReleasedSums(keras.layers.Layer):
         places = np.zeros(self.items + 1, np.int32)
         places[head + 1] = 1 + np.arange(len(head))
         self.places.assign(places)
-        self.between.assign(np.pad(recommender.weights, ((1, 0), (1, 0))))
-        self.overlap.assign(np.pad(recommender.overlap, (1, 0)))
-        self.prior.assign(np.pad(recommender.prior, (1, 0)))
+        self.between.assign(np.pad(recommender.estimates.weights, ((1, 0), (1, 0))))
+        self.overlap.assign(np.pad(recommender.estimates.overlap, (1, 0)))
+        self.prior.assign(np.pad(recommender.estimates.prior, (1, 0)))
         self.popularity.assign(np.pad(recommender.popularity, (1, 0)))
 
     def take_from(self, other: ReleasedSums) -> None:

@@ -3,15 +3,8 @@
     histories -> DP counts -> head: the items whose rows stand out of the noise -> DP Gram matrix of the head
               -> denoised -> ridge regression: scores = βμ + history · B - o
 
-Nothing is trained. The private part is `sums/counts.py` and `pair_sums.py`, which bound what one user
-gives, and `sums/fixed_point.py`, which adds the noise; everything after that is arithmetic on
-releases.
-
-**A history in order**, d items of the catalogue, the oldest first, has weights h: an item that j others follow
-
-    (1 + j)⁻ᵍ d / Σ_{i<d} (1 + i)⁻ᵍ
-
-so that they add up to d, as without order, and stand in the same relation to the prior.
+Nothing is trained. The private part is `counting.py`, by `sums/counts.py` and `pair_sums.py`, which bound what one user
+gives, and `sums/fixed_point.py`, which adds the noise; everything after that is arithmetic on releases (`scores.py`).
 """
 
 from __future__ import annotations
@@ -21,11 +14,10 @@ import functools
 import math
 import zipfile
 from collections.abc import Iterable, Sequence, Sized
-from typing import IO, Any, TypeAlias
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
-from scipy import sparse
 
 from tfdp_rec.core.claim.composition import epsilon_of
 from tfdp_rec.core.claim.entries import Use, id_of_use
@@ -36,18 +28,16 @@ from tfdp_rec.core.ground.files import Path, open_atomically
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.log import Catalogue, log_of
 from tfdp_rec.spectral import order, rules
-from tfdp_rec.spectral.denoising import weights_between_items
-from tfdp_rec.spectral.features import arrays_of, item_vectors, likeness, vectors_of
-from tfdp_rec.spectral.pair_sums import WINDOW, pair_sums
+from tfdp_rec.spectral.counting import Counting
+from tfdp_rec.spectral.features import arrays_of, item_vectors, vectors_of
+from tfdp_rec.spectral.pair_sums import WINDOW
 from tfdp_rec.spectral.release import Release
-from tfdp_rec.sums.counts import private_counts
-from tfdp_rec.sums.fixed_point import ONE, check_noise, release_pairs, release_sums
+from tfdp_rec.spectral.scores import Estimates, Scores
+from tfdp_rec.sums.fixed_point import check_noise
 
-_USERS_AT_ONCE = 1024
 _PAIRS = {False: "of any two items of a user", True: f"at most {WINDOW} places apart in a user's order"}
-_COMPUTED = ("weights", "prior", "overlap")  # from the release
-_KEPT = ("delta", "noise_multiplier", "recency", "num_users", "users_private", *_COMPUTED, "_private")
-Weighed: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64]]
+_COMPUTED = tuple(field.name for field in dataclasses.fields(Estimates))  # from the release
+_KEPT = ("delta", "noise_multiplier", "recency", "num_users", "users_private", "_private")
 
 
 class SpectralRecommender:
@@ -234,7 +224,7 @@ class SpectralRecommender:
         say = functools.partial(print, flush=True) if verbose else lambda task: None
         self.release_sums(histories, verbose)
         say("denoising")
-        self._conclude(self.released)
+        self.estimates = Estimates.of(self.released)
         say("done")
         return self
 
@@ -251,80 +241,27 @@ class SpectralRecommender:
         source = log_of(histories)
         in_parts = source.parts(self.catalogue)
         users = len(source) if isinstance(source, Sized) else sum(part.num_users for part in in_parts)
-        number = self._number(users)
+        number = self._counting.number_of(users)
         self._begun, self.num_users = True, number
-        self.split = self._split()
+        self.split = self._counting.split_for(number)
         say = functools.partial(print, flush=True) if verbose else lambda task: None
-        say(f"counting {len(self.catalogue)} items of {self.num_users} users")
-        counts, _ = private_counts(source, self.catalogue, noise_multiplier=self.split.counts, words=self._words)
-        given = self.split.counts, self.num_users, self._private, self.noise_multiplier
-        counted = self._before.add_counts(counts, *given)
-        head = self._head(counted, counted.noise_with(self.split.gram), self.ordered is not False)
-        say(f"counting pairs of {len(head)} items")
-        noisy, noise = self._pairs(source, counted, head)
-        made = counted.add_pairs(head[: len(noisy)], noisy, noise, bool(self.ordered))
-        votes = (0.0, 0.0) if self.vote is None else dataclasses.astuple(self.vote)
-        self.released = dataclasses.replace(made, votes=votes[0], votes_noise=votes[1])
+        made, vote = self._counting.release(source, number, say)
+        if vote is not None:
+            self.vote, self.ordered = vote, vote.ordered
+        self.released = made
 
-    def _number(self, users: int) -> int:
-        """The number of users that may be known: the true one, or one with noise."""
-        if self.users_private:  # nothing may be refused by it
-            noisy = release_sums(np.array([users * ONE]), self.noise_multiplier / rules.USERS**0.5, self._words)
-            return max(1, round(float(noisy[0])))
-        if not users:
-            raise ValueError("There is no user in the histories; the number of users is public and must be at least 1.")
-        if self.delta > 1 / users:
-            raise ValueError(
-                f"delta = {self.delta:g} is above 1 / {users} users: a mechanism that publishes one user's whole "
-                "history would still meet it. Choose a smaller delta."
-            )
-        return users
-
-    def _split(self) -> rules.Split:
-        left = 1 - rules.USERS if self.users_private else 1.0
-        return rules.Split.from_budget(self.noise_multiplier / left**0.5, self.num_users, len(self.catalogue))
-
-    def _head(self, counted: Release, sigma: float, ordered: bool) -> NDArray[np.int64]:
-        return rules.head_of(counted.counts, counted.users, sigma, self._size, ordered)
-
-    def _pairs(self, source: Any, counted: Release, head: NDArray[np.int64]) -> tuple[NDArray[np.float32], float]:
-        """Noisy pairs of the head, or of its first items, and the noise's deviation, once it is decided which pairs."""
-        sigma, words = self.split.gram, self._words
-        if self.ordered is not None:
-            return release_pairs(pair_sums(source, self.catalogue, head, self.ordered), sigma, words), sigma
-        total = pair_sums(source, self.catalogue, head, ordered=True)
-        first = release_pairs(total, sigma / order.FIRST**0.5, words)
-        self.vote = found = self._vote(source, counted, head, first)
-        self.ordered, noise = found.ordered, sigma / order.REST**0.5
-        if not self.ordered:
-            head = self._head(counted, noise, ordered=False)
-            return release_pairs(pair_sums(source, self.catalogue, head, ordered=False), noise, words), noise
-        second, both = release_pairs(total, noise, words), order.FIRST + order.REST
-        first *= order.FIRST / both
-        second *= order.REST / both
-        return np.add(first, second, out=first), sigma / both**0.5
-
-    def _vote(
-        self, source: Any, counted: Release, head: NDArray[np.int64], first: NDArray[np.float32]
-    ) -> order.OrderVote:
-        """The vote, by the items of the head whose rows stand out of the noise of the first release."""
-        noise = self.split.gram / order.FIRST**0.5
-        few = head[: min(len(rules.head_of(counted.counts, counted.users, noise, ordered=True)), order.MOST_HEAD)]
-        alone = counted.add_pairs(few, np.ascontiguousarray(first[: len(few), : len(few)]), noise, ordered=True)
-        weights, prior, overlap = _estimates(alone)
-        asked = self.num_users, self.catalogue
-        return order.vote(source, *asked, few, weights, prior[few] - overlap, self.split.gram, self._words)
-
-    def _conclude(self, made: Release) -> None:
-        """Computes weights, prior and overlap from the release."""
-        self.weights, self.prior, self.overlap = _estimates(made)
+    @property
+    def _counting(self) -> Counting:
+        return Counting(
+            self.catalogue, self.noise_multiplier, self.delta, self._size, self.ordered, self.users_private,
+            self._before, self._private, self._words,
+        )  # fmt: skip
 
     # Answering.
 
     def scores(self, histories: Iterable[ArrayLike]) -> NDArray[np.float32]:
         """Scores of the whole catalogue, `[histories, items]`, for `histories` as in `recommend`."""
-        self._check_fitted()
-        return self._scores([self._weigh(history) for history in histories])
+        return self._scores.of(histories)
 
     def recommend(self, histories: Sequence[ArrayLike], k: int = 10) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
         """The k best items that are not in the history, best first.
@@ -341,52 +278,16 @@ class SpectralRecommender:
         Raises:
             ValueError: k is no whole number between 1 and the size of the catalogue.
         """
-        self._check_fitted()
         if not isinstance(k, (int, np.integer)) or not 1 <= k <= len(self.catalogue):
             raise ValueError(
                 f"k must be a whole number between 1 and the {len(self.catalogue)} items of the catalogue, got {k!r}."
             )
-        answers = [
-            self._best([self._weigh(history) for history in histories[start : start + _USERS_AT_ONCE]], k)
-            for start in range(0, len(histories), _USERS_AT_ONCE)
-        ]
-        ids, scores = zip(*answers) if answers else ([np.zeros((0, k), np.int64)], [np.zeros((0, k), np.float32)])
-        return np.concatenate(ids), np.concatenate(scores)
-
-    def _weigh(self, history: ArrayLike) -> Weighed:
-        """Places of a history's items and their weights; an item that occurs again counts by its last occurrence."""
-        places = self.catalogue.places_of(history)
-        latest_first = places[places >= 0][::-1]
-        different, age = np.unique(latest_first, return_index=True)
-        weights = np.asarray((1.0 + np.arange(len(latest_first))) ** -self.recency, np.float64)
-        return different, weights[age] / np.mean(weights) if len(weights) else weights
-
-    def _scores(self, held: Sequence[Weighed]) -> NDArray[np.float32]:
-        head = self.released.head
-        rows = np.repeat(np.arange(len(held)), [len(places) for places, _ in held])
-        places = np.concatenate([places for places, _ in held]).astype(np.int64)
-        weights = np.concatenate([weights for _, weights in held]).astype(np.float32)
-        whole = sparse.csr_matrix((weights, (rows, places)), (len(held), len(self.catalogue)))
-        has = whole[:, head]
-        scores = np.tile(self.prior, (len(held), 1))
-        scores[:, head] += has @ self.weights
-        scores[np.ix_(has.getnnz(axis=1) > 0, head)] -= self.overlap
-        if self._vectors is not None:
-            scores += likeness(self._vectors, self._weighed_shares, whole)
-        return scores
+        return self._scores.find_best(histories, k)
 
     @property
-    def _weighed_shares(self) -> NDArray[np.float32]:
-        """μ, times the weight of features."""
-        return np.float32((1 - rules.kappa(self.released) / 2) / rules.PRIOR) * self.prior
-
-    def _best(self, held: Sequence[Weighed], k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-        scores = self._scores(held)
-        for row, (places, _) in zip(scores, held):
-            row[places] = -np.inf
-        best = np.stack([_first(row, k) for row in scores])
-        found = np.take_along_axis(scores, best, axis=1)
-        return np.where(np.isfinite(found), self.catalogue.ids[best], self.catalogue.padding), found
+    def _scores(self) -> Scores:
+        self._check_fitted()
+        return Scores(self.catalogue, self.released, self.estimates, self.recency, self._vectors)
 
     @property
     def item_ids(self) -> NDArray[np.int64]:
@@ -397,7 +298,7 @@ class SpectralRecommender:
     def popularity(self) -> NDArray[np.float32]:
         """Share of the users who have each item, as far as the counts tell."""
         self._check_fitted()
-        return self.prior / np.float32(rules.PRIOR)
+        return self.estimates.prior / np.float32(rules.PRIOR)
 
     @property
     def has_features(self) -> bool:
@@ -406,11 +307,7 @@ class SpectralRecommender:
 
     def answers(self) -> Any:
         """A `tf.Module` that gives its answers, for `tfdp_rec.serving.export`."""
-        self._check_fitted()
-        from tfdp_rec.spectral.servable import SpectralAnswers
-
-        features = None if self._vectors is None else (self._vectors, self._weighed_shares)
-        return SpectralAnswers(self.released.head, self.weights, self.prior, self.overlap, self.recency, features)
+        return self._scores.to_module()
 
     def export(self, filepath: str, k: int = 10) -> None:
         """Writes a SavedModel: histories of raw ids in, the k best items not in the history out.
@@ -439,7 +336,9 @@ class SpectralRecommender:
 
         After `release_sums` alone, what `load` computes is left out.
         """
-        kept = {name: getattr(self, name) for name in _KEPT if hasattr(self, name)}
+        kept = {name: getattr(self, name) for name in _KEPT}
+        if hasattr(self, "estimates"):
+            kept |= vars(self.estimates)
         features = arrays_of(self._vectors)
         np.savez(file, item_ids=self.catalogue.ids, **kept, **features, **self.released.arrays(), **more)
 
@@ -449,8 +348,8 @@ class SpectralRecommender:
         try:
             with np.load(filepath, allow_pickle=False) as file:
                 # Sums that were kept as soon as they were made lack what is computed from them.
-                lacking = set() if "weights" in file else set(_COMPUTED)
-                names = {*_KEPT, "item_ids"} - lacking
+                estimates = Estimates(*(file[name] for name in _COMPUTED)) if "weights" in file else None
+                names = {*_KEPT, "item_ids"}
                 kept = {name: file[name] if file[name].ndim else file[name].item() for name in names}
                 released, kept["_vectors"] = Release.from_arrays(file), vectors_of(file)
                 released = dataclasses.replace(released, of_run=released.of_run or "mark" in file)
@@ -461,28 +360,10 @@ class SpectralRecommender:
         found = cls(**settings)
         vote = order.OrderVote.of(released)
         vars(found).update(kept, released=released, ordered=released.ordered, vote=vote, _begun=True, _loaded=True)
-        found.split = found._split()
-        if "weights" not in kept:
-            found._conclude(released)
+        found.split = found._counting.split_for(found.num_users)
+        found.estimates = estimates or Estimates.of(released)
         return found
 
     def _check_fitted(self) -> None:
-        if not hasattr(self, "weights"):
+        if not hasattr(self, "estimates"):
             raise RuntimeError("Nothing was released yet: call fit(histories) first.")
-
-
-def _estimates(made: Release) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-    """Weights between the items of the head, the prior of all items, and what both tell of the head."""
-    head = made.head
-    diagonal = rules.diagonal_of(made.counts[head], made.pairs, made.users, made.counts_noise[head], made.ordered)
-    prior = rules.prior_of(made.counts, made.users, made.counts_noise)
-    weights = weights_between_items(made.pairs, made.pairs_noise, diagonal)
-    overlap = rules.overlap_of(prior[head], weights, rules.kappa(made))
-    return weights, (rules.PRIOR * prior).astype(np.float32), overlap.astype(np.float32)
-
-
-def _first(scores: NDArray[np.float32], k: int) -> NDArray[np.int64]:
-    """Places of the k best scores, the best first; of equal scores the first place."""
-    least = np.partition(scores, len(scores) - k)[len(scores) - k]
-    places = np.flatnonzero(scores >= least)
-    return places[np.argsort(-scores[places], kind="stable")][:k]
