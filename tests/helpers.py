@@ -195,13 +195,18 @@ class NeverWithheld(WithheldRows):
     def __init__(self, variable):
         super().__init__(variable)
         self.private = self.public
+        self._is_measured = False
 
     is_withheld = False
 
     def withhold(self):
-        pass
+        if not self._is_measured:
+            with tf.init_scope():
+                self.bound.assign(np.abs(self.public.numpy()).max(initial=0.0))
+        self._is_measured = True
 
-    publish = withhold
+    def publish(self):
+        self._is_measured = False
 
 
 def build_by_hand(optimizer, variables, tables):
@@ -210,6 +215,14 @@ def build_by_hand(optimizer, variables, tables):
     for table in optimizer.tables.values():
         for variable in table.stored_variables:
             vars(variable)["withheld"] = NeverWithheld(variable)
+
+
+def release_by_hand(optimizer):
+    """What an owner's `release` does."""
+    optimizer.settle()
+    for table in optimizer.tables.values():
+        for variable in table.stored_variables:
+            vars(variable)["withheld"].publish()
 
 
 def of_this_machine(*folders):

@@ -100,8 +100,20 @@ def test_bad_arguments_are_refused():
         wrong(np.array([0, 41]))
 
 
-def test_what_the_batch_shares_is_passed_on():
-    shared = np.arange(3)
-    fetch, _ = draw().insert(lambda i: {**original_fetch(i), "negatives": shared}, num_units=40)
-    batch = fetch(np.array([1, 41]))
-    assert batch["negatives"] is shared and batch["label"].shape == (2,)
+@pytest.mark.parametrize("dtype", ["float32", "int64", "U8", object])
+def test_no_unit_stands_in_for_what_a_canary_lacks(dtype):
+    """The first unit's age, say, stood in each copy of each canary, so that the unit was there that often."""
+    ages = np.arange(1, 41).astype(dtype)
+    fetch, total = draw().insert(lambda i: {**original_fetch(i), "age": ages[i]}, num_units=40)
+    everything = fetch(np.arange(total))
+    assert everything["age"].dtype == ages.dtype and (everything["age"][:40] == ages).all()
+    assert (everything["age"][40:] == ("" if dtype in ("U8", object) else 0)).all()
+    batch = fetch(np.array([41, 3, 40]))
+    assert batch["age"][1] == ages[3] and (batch["age"][[0, 2]] != ages[0]).all()
+
+
+def test_units_fetch_one_row_each():
+    """What a batch shares comes by `shared=`: a fetch that gives it would have it taken for a feature of units."""
+    fetch, _ = draw().insert(lambda i: {**original_fetch(i), "negatives": np.arange(3)}, num_units=40)
+    with pytest.raises(ValueError, match="3 rows for 1 units"):
+        fetch(np.array([1, 41]))

@@ -4,9 +4,11 @@ python scenarios.py NAME [ARGUMENTS]    prints one line of JSON at the end
 """
 
 import functools
+import glob
 import json
 import os
 import random
+import shutil
 import signal
 import sys
 import tempfile
@@ -58,6 +60,7 @@ def fixed_batches():
 MECHANISMS = {
     "lazy": ("LazyDPSGD", {}),
     "lazy, step by step": ("LazyDPSGD", {"aggregate_noise": False}),
+    "lazy, momentum, step by step": ("LazyDPSGD", {"aggregate_noise": False, "momentum": 0.6}),
     "lazy, momentum": ("LazyDPSGD", {"momentum": 0.9}),
     "lazy, Nesterov": ("LazyDPSGD", {"momentum": 0.8, "nesterov": True}),
     "lazy, decay": ("LazyDPSGD", {"weight_decay": 0.1}),
@@ -148,7 +151,7 @@ def refusal(act):
 
 def resumed(cluster, directory):
     """Interrupted and resumed, against one machine without an interruption."""
-    name = "lazy, momentum"
+    name = "lazy, momentum, step by step"  # whose noise does not hang on when it is settled, as a checkpoint does
     first = trainer_of(cluster, name, directory)
     before = first.model().get_weights()
     first.fit(7, verbose=0)
@@ -214,12 +217,17 @@ def grown(cluster, directory):
 
 
 def released_twice(cluster, directory):
-    """A release, a crash, a release: with real noise, which cannot be drawn a second time."""
+    """A release, a crash, a release, the second from a checkpoint of before the first: with real noise."""
     first = linear_trainer(cluster, "real noise", 2, directory)
     first.fit(5, verbose=0)
+    (older,) = glob.glob(f"{directory}/*.cluster-checkpoint")
+    shutil.copytree(older, f"{directory}.backup")
     released = first.model()
     before = released.get_weights()
     first.close()
+    for newer in glob.glob(f"{directory}/*.cluster-checkpoint"):
+        shutil.rmtree(newer)
+    shutil.copytree(f"{directory}.backup", older)
     again = linear_trainer(cluster, "real noise", 2, directory, begin_with=released)  # which has these steps already
     again.resume()
     history = again.cluster_model.optimizer.privacy_history

@@ -1,5 +1,6 @@
 """What every mechanism promises, whichever it is: a new one joins by being listed."""
 
+import contextlib
 import functools
 import inspect
 from pathlib import Path
@@ -217,8 +218,20 @@ def test_every_setting_is_fixed(kind):
             setattr(optimizer, name, 2.5)
     with pytest.raises(AttributeError, match="clip_rule"):
         optimizer.clip_rule = lambda norms, clip: tf.ones_like(norms)
+    optimizer.built = True
+    with pytest.raises(AttributeError, match=f"noise of a {kind.__name__} that was built is fixed"):
+        optimizer.noise = KeyedNoise(0)
     assert optimizer.get_config() == before
     assert not [v for v in optimizer.variables if v.name in optimizer.constructed_with], "a file would set it"
+
+
+def test_momentum_near_1_is_refused_where_noise_comes_late():
+    """At 1 - 10⁻⁸ a row that was not read was an exact multiple of its velocity: it had no noise of its own."""
+    variables = [keras.Variable(np.zeros([4, 2], "float32"), name="table")]
+    for momentum, refused in ((0.999, False), (1 - 1e-6, True), (1 - 1e-12, True)):
+        optimizer = tfdp_rec.LazyDPSGD(**BASICS, momentum=momentum)
+        with pytest.raises(ValueError, match="at most 0.999") if refused else contextlib.nullcontext():
+            optimizer.build(variables, {variables[0].path: None})
 
 
 @pytest.mark.parametrize("kind", MOVES_ALL_ROWS)

@@ -248,7 +248,7 @@ def test_a_training_on_a_stream_costs_its_plan_once():
     assert "is at batch 15 of its order and was given batch 3" in str(caught.value)
     fit(25, 15)
     assert (model.optimizer.position, accountant.steps) == (40, 40)
-    assert accountant.epsilon() == expected and accountant.checked
+    assert accountant.epsilon() == expected
     said = " ".join(accountant.statement().split())
     assert "each user in at most 4 steps, at least 5 apart" in said and "zero-out" in said
 
@@ -309,17 +309,6 @@ class Ends(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch, logs=None):
         self.model.stop_training = True
-
-
-@pytest.mark.slow
-def test_a_stream_trains_with_independent_noise_to_its_end():
-    of, model = stream(), model_of(tfdp_rec.DPSGD)
-    accountant = Accountant(model.optimizer.dp_event(), of, delta=1e-3, accountant="rdp")
-    four = epsilon_of(dp_accounting.SelfComposedDpEvent(dp_accounting.GaussianDpEvent(2.0), OFTEN), 1e-3, "rdp")
-    model.fit(
-        of.batches(events_of(USERS), "user", map=labelled), verbose=0, callbacks=[PrivacyBudget(accountant, 99.0)]
-    )
-    assert (int(model.optimizer.iterations), accountant.epsilon()) == (50, four)
 
 
 @pytest.mark.slow

@@ -114,6 +114,14 @@ def test_max_steps_is_the_last_that_fits(by, noise, target):
     assert counted.epsilon(most) <= target < counted.epsilon(most + 1)
 
 
+def test_the_most_steps_of_all_fit_as_well():
+    """10⁹ was the answer where 7.4 · 10⁸ fitted and a billion did not."""
+    asked = []
+    assert composition.most_steps(lambda steps: asked.append(steps) or steps / 7.4e8, 1.0, 0) == 740_000_000
+    assert composition.most_steps(lambda steps: 0.0, 1.0, 0) == 10**9 and max(asked) <= 10**9
+
+
+
 def test_max_steps_after_other_spending_and_other_noise():
     counted = accountant()
     alone = counted.max_steps(4.0)

@@ -71,7 +71,7 @@ def test_a_grown_training_equals_one_that_did_not_grow_on_the_rows_of_both(kind,
     assert np.array_equal(table(larger)[:ROWS], table(first))
     first = copy.deepcopy(first)  # whose graphs do not know another noise yet
     for model in (first, larger):
-        model.optimizer.noise = KeyedNoise(7)
+        model.optimizer._noise = KeyedNoise(7)
         train(model, batches(4, seed=1))
     np.testing.assert_allclose(table(larger)[:ROWS], table(first), rtol=1e-5, atol=1e-6)
     for mine, other in zip(first.get_layer("out").get_weights(), larger.get_layer("out").get_weights()):

@@ -123,7 +123,7 @@ class Canaries:
     def insert(self, fetch: Fetch, num_units: int) -> tuple[Fetch, int]:
         """Append the canary units to a random-access source of training units.
 
-        Features that canaries do not have (negatives, which the batch shares) are passed on as they are.
+        Features that canaries do not have are zero for them, or "": no row of a unit stands in for a canary's.
 
         Args:
             fetch: Function from indices to the features of the original units, one row an index.
@@ -139,13 +139,10 @@ class Canaries:
             planted = indices >= num_units
             if np.any((indices < 0) | (indices >= num_units + owners.size)):
                 raise IndexError(f"Unit indices must lie in [0, {num_units + owners.size}).")
-            # Unit 0 stands in for each canary: rows keep their places, and features that canaries lack have values.
-            originals = fetch(np.where(planted, 0, indices) if planted.any() else indices)
-            canaries = owners[np.where(planted, indices - num_units, 0)]
-            planted_features = {
-                name: _choose(planted, values[canaries], originals[name]) for name, values in self.features.items()
-            }
-            return {**originals, **planted_features}
+            canaries = owners[indices[planted] - num_units]
+            own = {name: values[canaries] for name, values in self.features.items()}
+            originals = fetch(indices[~planted])
+            return {name: _merge(planted, own.get(name), originals[name]) for name in {**originals, **own}}
 
         return fetch_all, num_units + owners.size
 
@@ -164,12 +161,19 @@ class Canaries:
         return {int(count): values[self.repeats == count] for count in np.unique(self.repeats)}
 
 
-def _choose(planted: NDArray[np.bool_], canaries: NDArray[Any], originals: Any) -> NDArray[Any]:
+def _merge(planted: NDArray[np.bool_], canaries: NDArray[Any] | None, originals: Any) -> NDArray[Any]:
+    """A feature of originals and canaries, each in its place; zero, or "", for canaries without it."""
     originals = np.asarray(originals)
-    if canaries.shape != originals.shape:
-        raise ValueError(f"Canaries have shape {canaries.shape} where the data has {originals.shape}.")
-    mask = planted.reshape(-1, *[1] * (canaries.ndim - 1))
-    return np.where(mask, canaries.astype(originals.dtype), originals)
+    if len(originals) != np.count_nonzero(~planted):
+        raise ValueError(f"fetch gave {len(originals)} rows for {np.count_nonzero(~planted)} units.")
+    if canaries is not None and canaries.shape[1:] != originals.shape[1:]:
+        raise ValueError(f"Canaries have shape {canaries.shape[1:]} where the data has {originals.shape[1:]}.")
+    nothing = "" if originals.dtype == object else np.zeros([], originals.dtype)
+    merged = np.full((len(planted), *originals.shape[1:]), nothing, originals.dtype)
+    merged[~planted] = originals
+    if canaries is not None:
+        merged[planted] = canaries.astype(originals.dtype)
+    return merged
 
 
 def _draw_distinct(catalogue: Mapping[str, Uniform], count: int, rng: np.random.Generator) -> Features:

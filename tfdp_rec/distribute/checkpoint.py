@@ -2,11 +2,12 @@
 
     NNNNNN-step-S.cluster-checkpoint/
         training.json       what training it is of, where its ledger stood, and a hash of every file; the coordinator's
-        server-I/...        what server I holds, rows that owe noise and all; written by that server
+        server-I/...        what server I holds; written by that server, after its rows have got what they owe
 
-The folder is readable by its owner alone; keep it as private as the data. It appears under its name when it is whole
-and synced, and the one before it goes when it has. No noise key is in it. Nothing of it is taken over unless all of it
-is as it was written: a flipped bit in a mark would drop noise without a trace.
+What it holds is a released state: a copy that is gone on from is another training, whose steps are paid for, and two
+copies that are released tell no more than each does. The folder is readable by its owner alone; keep it as private as
+the data. It appears under its name when it is whole and synced, and the one before it goes when it has. No noise key is
+in it. Nothing of it is taken over unless all of it is as it was written.
 
 A server writes its own files, one for each piece of each variable, so that neither file nor memory grows with a table.
 Writing is one critical section: a step that lands late is in all of a server's files or in none.
@@ -147,8 +148,8 @@ def _hash(path: str) -> str:
 class ServerState:
     """Saves and restores the variables of one server, by name."""
 
-    def __init__(self, lock: Lock, variables: Mapping[str, tf.Variable]):
-        self._variables = dict(variables)
+    def __init__(self, lock: Lock, variables: Mapping[str, tf.Variable], settle: Callable[[], None] | None = None):
+        self._variables, self._settle = dict(variables), settle
         self._save = lock.section(self._write)
         self._restore = lock.section(self._read)
 
@@ -169,6 +170,8 @@ class ServerState:
         ]
 
     def _write(self, folder: tf.Tensor) -> None:
+        if self._settle is not None:
+            self._settle()
         for number, variable in enumerate(self._variables.values()):
 
             def piece(index: tf.Tensor, number: int = number, variable: tf.Variable = variable) -> None:

@@ -18,6 +18,7 @@ The key of the noise comes from the operating system of that machine and never l
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -35,7 +36,8 @@ from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
 from tfdp_rec.core.mechanism.noise.gaussian import EntropyNoise
 from tfdp_rec.core.mechanism.noise.keyed import KeyedNoise
 from tfdp_rec.core.mechanism.pending import History
-from tfdp_rec.core.mechanism.row_debts import RowDebts
+from tfdp_rec.core.mechanism.row_debts import RowDebts, recursion_of, size_of
+from tfdp_rec.core.mechanism.tables import Table
 from tfdp_rec.core.sensitivity.engine import ClippedSum
 from tfdp_rec.distribute.checkpoint import ServerState
 from tfdp_rec.distribute.sections import Lock
@@ -60,10 +62,34 @@ class ServedDebts(RowDebts):
     history_kind = ServedHistory
     arrives_late = True
 
+    def __init__(self, optimizer: Any):
+        super().__init__(optimizer)
+        self._size = tf.Variable(math.inf, trainable=False, dtype=tf.float64)  # none is known before `measure`
+
+    @property
+    def sizes(self) -> list[tf.Variable]:
+        return [self._size]
+
+    def measure(self) -> None:
+        """Notes the largest weight, and where a velocity takes one, of rows that owe nothing."""
+        self._size.assign(0.0)
+        for table in self.tables.values():
+
+            def act(ids: tf.Tensor, table: Table = table) -> None:
+                weights, *velocities = (size_of(rows) for rows in table.read(ids))
+                found = tf.maximum(weights, sum((recursion_of(table).reach * each for each in velocities), 0.0))
+                self._size.assign(tf.maximum(self._size.read_value(), tf.cast(found, tf.float64)))
+
+            table.sweep(act)
+
+    def settle_all(self) -> None:
+        super().settle_all()
+        self.measure()
+
     @property
     def pending_variables(self) -> dict[str, tf.Variable]:
         """The clock, the totals, those of regularized tables under their decay, and every table's marks."""
-        # What a server's checkpoint holds, which is not settled.
+        # What a server's checkpoint holds: a schedule's totals go on.
         marks = {f"marks/{path}": variable for path, variable in self.marks.marks.items()}
         own = self.optimizer.recursion
         named = {r: "totals" if r == own else f"totals/{r.weight_decay!r}" for r in self.accounts}
@@ -128,6 +154,7 @@ class ParameterServer:
         self.land = self.lock.section(self._land)
         self._rows_of = self.lock.section(self._read)
         self.settle = self.lock.section((lambda: None) if own.debts is None else own.debts.settle_all)
+        self.measure = self.lock.section((lambda: None) if own.debts is None else own.debts.measure)
 
     @property
     def layout(self) -> list[list[Any]]:
@@ -141,7 +168,8 @@ class ParameterServer:
         named |= {f"untrained/{i}": v for i, v in enumerate(self._untrained)}
         named |= {f"optimizer/{i}": resource(v) for i, v in enumerate(self.optimizer.variables)}
         owed = {} if self.optimizer.debts is None else self.optimizer.debts.pending_variables
-        return ServerState(self.lock, named | {f"ledger/{k}": v for k, v in owed.items()})
+        settle = None if self.optimizer.debts is None else self.optimizer.debts.settle_all
+        return ServerState(self.lock, named | {f"ledger/{k}": v for k, v in owed.items()}, settle)
 
     @property
     def paths(self) -> set[str]:

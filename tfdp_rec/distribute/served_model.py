@@ -78,6 +78,11 @@ class ServedModel:
                 placement.server_of(resource(variable)).keep(resource(variable))
         return tables
 
+    def measure(self) -> None:
+        """Has each server note how large its weights are, before the first step from them."""
+        for server in self.servers:
+            server.measure()
+
     def fetch(self, local: Any) -> None:
         """Brings the settled weights into a local model, tables some rows at a time."""
         for server in self.servers:

@@ -148,6 +148,7 @@ class ParameterServerTrainer:
             self._refuse_shared_seeds()
             if begin_with is not None:
                 self._begin_with(begin_with)
+            self._served.measure()
             self._make_step()
             self._checkpoints = self._make_checkpoints(checkpoint_directory)
             failed.pop_all()
@@ -223,7 +224,7 @@ class ParameterServerTrainer:
             return None
         config = self._optimizer.get_config()
         identity = {
-            "format": "tfdp_rec cluster checkpoint, not a model to release: rows may still owe noise",
+            "format": "tfdp_rec cluster checkpoint, in which no row owes noise",
             "mechanism": keras.saving.get_registered_name(type(self._optimizer)),
             "settings": {k: v for k, v in config.items() if k not in _MAY_DIFFER},
             "servers": [server.layout for server in self._served.servers],
@@ -254,6 +255,7 @@ class ParameterServerTrainer:
                 raise ValueError(f"The accountant knows of {accountant.steps} steps already: give a fresh one.")
             accountant.follow(self._optimizer)
         self._watch.during(self._checkpoints.restore)
+        self._watch.during(self._served.measure)
         self._begun_with.merge(self._checkpoints.history())
         self._optimizer.privacy_history.merge(self._begun_with)
         for id, entry in self._attempts.paid_entries().items():

@@ -59,7 +59,7 @@ class Preselection:
         if noise_multiplier is not None and not 0.0 < noise_multiplier < np.inf:
             raise ValueError(f"noise_multiplier must be positive, or None for public rows; got {noise_multiplier!r}.")
         self.rows = {path: np.asarray(chosen, dtype=np.int64).reshape(-1) for path, chosen in rows.items()}
-        self.noise_multiplier = noise_multiplier
+        self._noise_multiplier = noise_multiplier
         self.id = id or secrets.token_hex(8)  # not a hash of the rows: a second look may choose the same
 
     @classmethod
@@ -90,6 +90,11 @@ class Preselection:
         if self.noise_multiplier is None:
             return NoOpDpEvent()
         return GaussianDpEvent(self.noise_multiplier)
+
+    @property
+    def noise_multiplier(self) -> float | None:
+        """s0 of the choice; fixed, since the choice is priced by it."""
+        return self._noise_multiplier
 
     @property
     def label(self) -> str:

@@ -29,11 +29,9 @@ _LOGS_ONLY = (
     keras.callbacks.CSVLogger,
     keras.callbacks.EarlyStopping,
     keras.callbacks.History,
-    keras.callbacks.LearningRateScheduler,
     keras.callbacks.ProgbarLogger,
-    keras.callbacks.ReduceLROnPlateau,
     keras.callbacks.TerminateOnNaN,
-)
+)  # not what sets the learning rate: at a release tables begin to follow a lower one (`core/mechanism/row_debts.py`)
 
 
 def release_outside_steps(model: Any) -> None:

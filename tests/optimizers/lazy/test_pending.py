@@ -11,7 +11,7 @@ import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from helpers import Seeded, build_by_hand, operations
+from helpers import Seeded, build_by_hand, operations, release_by_hand
 from scipy import stats
 
 from tfdp_rec.clipping import ClippedSum
@@ -266,7 +266,7 @@ def test_after_a_release_no_noise_is_lost_in_the_totals_of_earlier_steps(momentu
             if optimizer.pays_late:
                 optimizer.debts.settle_before_read(table, slices.indices)
             optimizer.apply(ClippedSum({table.path: slices}, tf.zeros([1]), tf.constant(1.0), tf.zeros([1])))
-        optimizer.settle()
+        release_by_hand(optimizer)
     noise, _ = effects(Recursion(momentum=momentum), 0, 3, [low] * 3, [1.0] * 3)
     expected = np.sum(noise[:, 0] ** 2)
     found = np.mean(np.asarray(table._value, np.float64)[1:] ** 2)

@@ -232,6 +232,8 @@ def test_every_row_gets_the_noise_it_should(error, accepted):
 def test_the_most_frequent_rows_are_chosen():
     frequencies = {"a": np.array([5.0, 1.0, 9.0, 7.0]), "b": np.array([2.0, 3.0])}
     chosen = Preselection.from_frequencies(frequencies, num_rows=2, noise_multiplier=None)
+    with pytest.raises(AttributeError):
+        chosen.noise_multiplier = 20.0
     assert {path: rows.tolist() for path, rows in chosen.rows.items()} == {"a": [2, 3], "b": [0, 1]}
     some = Preselection.from_frequencies(frequencies, num_rows={"a": 1, "b": 0}, noise_multiplier=2.0)
     assert {path: rows.tolist() for path, rows in some.rows.items()} == {"a": [2], "b": []}

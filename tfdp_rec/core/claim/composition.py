@@ -170,9 +170,9 @@ def most_steps(epsilon: Callable[[int], float], target: float, start: int) -> in
     # Doubling finds an interval, then the secant halves it at least: each price may take seconds.
     low, high = start, start + 1
     while epsilon(high) <= target:
-        low, high = high, high + max(1, (high - start) // 2, high // 16)
-        if high > _MOST_STEPS:
-            return _MOST_STEPS
+        if high >= _MOST_STEPS:
+            return high
+        low, high = high, min(_MOST_STEPS, high + max(1, (high - start) // 2, high // 16))
     while high - low > 1:
         below, above = epsilon(low) - target, min(epsilon(high) - target, 1e9)
         guess = low + round((high - low) * -below / (above - below))

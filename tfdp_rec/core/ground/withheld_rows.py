@@ -10,10 +10,13 @@ and no check can be added to an existing graph. So the rows leave the variable w
 Layers and other functions have the variable `public`, which is empty while the rows are withheld, and not even of its
 shape: a lookup then fails, and so does nearly all that reads the table whole. Only mechanisms and clipping rules use
 `private` (`rows_of`). Rows move by reference: no value is copied, and memory does not grow.
+
+How large they are is measured as they leave, while they are public: what is decided by that tells nothing.
 """
 
 from __future__ import annotations
 
+import math
 import weakref
 from typing import Any
 
@@ -36,6 +39,8 @@ class WithheldRows:
             rows = _read_by_reference(self.public)
             self.private = tf.Variable(rows, trainable=variable.trainable, name="private_rows")
             _empty(self.private)
+            # What mechanisms keep the values' sizes within; first the largest, as the rows were withheld.
+            self.bound = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="bound")
 
     @property
     def public(self) -> tf.Variable:
@@ -56,7 +61,7 @@ class WithheldRows:
         """Moves the rows to the private variable; once per graph."""
         if tf.executing_eagerly():
             if not self.is_withheld:
-                _move(self.public, self.private)
+                self._move_away()
             return
         graph = tf.compat.v1.get_default_graph()
         if self._graph() is graph:
@@ -64,10 +69,15 @@ class WithheldRows:
         self._graph = weakref.ref(graph)
 
         def move() -> tf.Tensor:
-            _move(self.public, self.private)
+            self._move_away()
             return tf.constant(True)
 
         tf.cond(_has_rows(self.public), move, lambda: tf.constant(False))
+
+    def _move_away(self) -> None:
+        measured = tf.raw_ops.AssignVariableOp(resource=self.bound.handle, value=_largest_of(self.public))
+        with tf.control_dependencies([] if measured is None else [measured]):
+            _move(self.public, self.private)
 
     def publish(self) -> None:
         """Moves the rows, none of which owes noise any more, to the public variable."""
@@ -97,6 +107,12 @@ def require_rows(variable: keras.Variable, sentence: str) -> None:
 
 def _has_rows(variable: tf.Variable) -> tf.Tensor:
     return tf.reduce_prod(tf.raw_ops.VariableShape(input=variable.handle)) > 0
+
+
+def _largest_of(variable: tf.Variable) -> tf.Tensor:
+    rows = _read_by_reference(variable)  # without a copy of their sizes
+    largest = tf.cast(tf.maximum(tf.reduce_max(rows), -tf.reduce_min(rows)), tf.float64)
+    return tf.where(tf.math.is_nan(largest), tf.constant(math.inf, tf.float64), largest)
 
 
 def _read_by_reference(variable: tf.Variable) -> tf.Tensor:

@@ -219,7 +219,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         self.recursion = Recursion(momentum, nesterov, weight_decay or 0.0)
         self.momentum, self.nesterov, self.decoupled_weight_decay = momentum, nesterov, weight_decay
         self.secure = secure
-        self.noise = noise or (SecureNoise() if secure else EntropyNoise())
+        self._noise = noise or (SecureNoise() if secure else EntropyNoise())
         self.dense_optimizer = checks.check_dense(dense_optimizer)
         self.table_rule = checks.check_rule(self, table_rule)
         self.constructed_with: dict[str, Any] = {}
@@ -228,6 +228,20 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         self.privacy_history = Meter(self)
         # Ids of the training, and of the last of its states that is in a checkpoint.
         self.training_id, self.state_id = new_id(), ""
+
+    @property
+    def noise(self) -> NoiseSource:
+        """Where noise comes from. It is fixed once the optimizer is built, since it decides what steps guarantee."""
+        return self._noise
+
+    @noise.setter
+    def noise(self, noise: NoiseSource) -> None:
+        if self.built:
+            raise AttributeError(
+                f"noise of a {type(self).__name__} that was built is fixed, since it decides what its steps guarantee: "
+                "make another optimizer, and compile the model with it."
+            )
+        self._noise = noise
 
     @property
     def clip_rule(self) -> WeightRule:
@@ -334,6 +348,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         unknown = set(clipped.gradients) - set(self.tables) - set(self.dense)
         if unknown:
             raise ValueError(f"The optimizer was not built for {', '.join(sorted(unknown))}.")
+        for table in self.tables.values():
+            table.withhold()
         # Every scale of the step is computed from B, and B from the checks: what is not admitted moves no weight.
         batch = depend_on(tf.constant(self.expected_batch_size, tf.float64), admitted)
         stddev = tf.constant(self.noise_multiplier, tf.float64) * tf.cast(clipped.sensitivity, tf.float64) / batch
@@ -347,8 +363,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         refusals = [] if self.debts is None else self.debts.refusals(step)
         within = contextlib.nullcontext() if self.course is None else self.course.writes_of_step(source)
         with run_after(require_all((held, _TOO_LARGE), *refusals)), within:
-            for table in self.tables.values():
-                table.withhold()
             step_dense(self, step, regularization or {})
             self.step_tables(step)
             self.iterations.assign_add(1)

@@ -12,11 +12,12 @@ to the row's grid is their sum, and rounding a private number is no look at the 
 
 Guarantees:
 - the released weights have the distribution that DP-SGD's have: the same ε, for any learning-rate schedule, weight
-  decay, momentum, and change of σ, C, B or η in mid-training;
+  decay and momentum;
 - not against an observer of the training: between releases unread rows lack noise.
 
-Tables leave out steps whose noise is below a thousandth of the largest so far, and refuse steps whose noise float32
-has no room for beside the weights (docs/privacy-noise.md): both would show which rows were read.
+In float32 noise needs room beside a weight, else it shows which rows were read. So gradients take no weight past a
+bound, and tables leave out or refuse steps with too little noise beside that; both follow from public numbers
+(docs/privacy-noise.md).
 
 Per row a mark of 4 bytes (`RowMarks`). The order of writes is such that a step cut short anywhere, by an error or
 Ctrl-C, could only add noise: a step is on the clock before its gradient is in a table, and noise is in a table before
@@ -34,7 +35,6 @@ from typing import Any, Unpack, overload
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.graph_checks import require
 from tfdp_rec.core.ground.keras_internals import learning_rate_of
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.arguments import Numbers, Planned
@@ -111,14 +111,12 @@ class LazyDPSGD(PrivateOptimizer):
         # A source that is a function of the step must not give again what a payment was made of.
         number = -1 - before if self.aggregate_noise else before
         scale, grid, wanted, old = step.noise_scale, self.debts.marks.grid, [], []
-        for path, table in self.tables.items():
-            move = step.move(table)
+        for (path, table), move in zip(self.tables.items(), self.debts.bound_moves(step), strict=True):
             old.append(step.rows(table))
             plain = recursion_of(table).is_plain
-            onto, on = ((old[-1][0], move.values), grid) if plain else ((move.values,), None)
-            wanted.append((path, Request(table.number, move.indices, table.width, scale, onto, on)))
-        with run_after(require(*self.debts.check_room(step)) if self.debts.arrives_late else []):
-            met = self.meet(wanted, number)
+            onto, on = ((old[-1][0], move), grid) if plain else ((move,), None)
+            wanted.append((path, Request(table.number, step.move(table).indices, table.width, scale, onto, on)))
+        met = self.meet(wanted, number)
         for rows, (path, asked), (noisy, others) in zip(old, wanted, met, strict=True):
             rule, ids = recursion_of(self.tables[path]), asked.rows
             made = (noisy,) if rule.is_plain else weights_on(grid, step_on(grid, rule, rows, noisy, step.pace))

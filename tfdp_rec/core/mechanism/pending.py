@@ -43,6 +43,7 @@ from tfdp_rec.core.mechanism.rules import Recursion, Rows, Scalar
 from tfdp_rec.core.mechanism.tables import Operations, assign, run_after, scatter
 
 _FIRST_CAPACITY = 1024
+_MOST_MOMENTUM = 0.999  # from 1 - 10⁻⁸ on, rounding leaves no noise in a weight beside that of its velocity
 
 
 class History:
@@ -206,6 +207,14 @@ class WithMomentum(Aggregated):
 
     columns = 3
 
+    def __init__(self, recursion: Recursion):
+        super().__init__(recursion)
+        if recursion.momentum > _MOST_MOMENTUM:
+            raise ValueError(
+                f"momentum must be at most {_MOST_MOMENTUM} where noise is added late, got {recursion.momentum}: "
+                "beyond, what a row owes is less than rounding leaves of its totals."
+            )
+
     def next_totals(self, totals: tf.Tensor, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
         added, mu = tf.square(learning_rate * stddev), self.recursion.momentum
         return tf.stack([totals[0] + added, mu * totals[1] + added, mu * mu * totals[2] + added])
@@ -337,10 +346,6 @@ class RowMarks:
     def grid(self) -> tf.Tensor:
         """Step of the grid that all weights stand on."""
         return grid_of(self.largest.read_value())
-
-    def is_faint(self, scale: tf.Tensor, part: float) -> tf.Tensor:
-        """Whether a step's noise is below a part of the largest."""
-        return tf.abs(scale) < part * self.largest.read_value()
 
     def tick(self, now: tf.Tensor, totals: Sequence[tf.Tensor], scale: tf.Tensor) -> Operations:
         """Puts a step on the clock: the largest η s of its noise and the totals of each history first."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -22,7 +23,7 @@ from tfdp_rec.core.ground.withheld_rows import find_withheld
 from tfdp_rec.core.mechanism.base import Step
 from tfdp_rec.core.mechanism.pending import Debt, History, Owed, Pending, RowMarks, choose_pending
 from tfdp_rec.core.mechanism.rules import Recursion, Rows
-from tfdp_rec.core.mechanism.tables import Operations, Table, run_after
+from tfdp_rec.core.mechanism.tables import Operations, Table, assign, run_after
 
 
 class Account(NamedTuple):
@@ -48,8 +49,11 @@ class RowDebts:
         self.accounts = {r: Account(way, (self.history_kind or way.history)(way.columns)) for r, way in ways.items()}
         rows = {path: table.rows for path, table in self.tables.items()}
         histories = [account.history for account in self.accounts.values()]
-        scheduled = isinstance(learning_rate_of(optimizer), keras.optimizers.schedules.LearningRateSchedule)
-        keeps_largest = scheduled or optimizer.recursion.has_velocity
+        schedules = keras.optimizers.schedules.LearningRateSchedule
+        self._is_scheduled = isinstance(learning_rate_of(optimizer), schedules)
+        # Of the largest η s, the least that a step may have. A schedule falls far; a velocity carries noise far.
+        self._least_part = 2.0**-7 if self._is_scheduled and not optimizer.recursion.has_velocity else 2.0**-4
+        keeps_largest = self._is_scheduled or optimizer.recursion.has_velocity
         self.marks = RowMarks(histories, rows, start=int(optimizer.iterations.numpy()), keeps_largest=keeps_largest)
         # Not the method itself: TensorFlow takes those of several optimizers for one that is traced too often.
         self.run_settling = tf.function(functools.partial(self.settle_all), autograph=False)
@@ -129,21 +133,67 @@ class RowDebts:
             table.sweep(lambda ids, path=path, by_mark=by_mark: self.settle_rows({path: ids}, now, by_mark))  # type: ignore[misc]
         self.marks.begin_totals(now)
 
-    # What a step may leave late.
+    # What a step may leave late. Where a step's noise is less than float32 holds beside a weight, a row that is read
+    # stays where it is, and one that is not moves by the noise of many steps, which tells one from the other. So
+    # weights have a bound, and a step with less noise is left out or refused. Both follow from public numbers: what the
+    # rows of a batch hold decides nothing.
+
+    @property
+    def sizes(self) -> list[tf.Variable]:
+        """The largest weight that each table was released with, and what steps raise that to."""
+        several = [(table.path, find_withheld(table.variable)) for table in self.tables.values()]
+        without = [path for path, places in several if places is None]
+        if without:
+            raise NotPrivate(_NO_OWNER.format(without[0]))
+        return [places.bound for _, places in several if places is not None]
+
+    def _bound_with(self, scale: tf.Tensor) -> tf.Tensor:
+        """The bound of weights, with a step of noise `scale`."""
+        reach = self.optimizer.recursion.reach
+        states = (find_withheld(table.state) for table in self.tables.values() if table.state is not None)
+        speeds = [reach * places.bound.read_value() for places in states if places is not None]
+        known = _GROWTH * tf.reduce_max(tf.stack([*(size.read_value() for size in self.sizes), *speeds]))
+        return tf.maximum(known, _ROOM * self._least_part * tf.abs(scale))
+
+    def _is_faint(self, scale: tf.Tensor) -> tf.Tensor:
+        return _ROOM * tf.abs(scale) < self._bound_with(scale)
 
     def count(self, step: Step, before: tf.Tensor, now: tf.Tensor) -> Operations:
         """Puts a step on the clock: from then on every row owes its noise."""
         rate, accounts = tf.cast(step.pace, tf.float64), self.accounts.values()
         totals = [way.next_totals(history.look_up(before), rate, step.stddev) for way, history in accounts]
-        return self.marks.tick(now, totals, step.noise_scale)
+        size = self._bound_with(step.noise_scale) / _GROWTH
+        with run_after([done for each in self.sizes for done in assign(each, size)]):
+            return self.marks.tick(now, totals, step.noise_scale)
+
+    def bound_moves(self, step: Step) -> list[tf.Tensor]:
+        """−η ĝ of the rows of each table, none of which takes a weight past the bound, or further past it.
+
+        A function of a row for each row, that changes no more than its move does: the sensitivity stays as it is.
+        """
+        tables, bound = self.tables.values(), tf.cast(self._bound_with(step.noise_scale), tf.float32)
+        bound = tf.where(step.stddev == 0, math.inf, bound)
+        moves = [step.move(table).values for table in tables]
+        rests = [recursion_of(table).rest(step.rows(table), step.pace) for table in tables]
+        reaches = [recursion_of(table).reach for table in tables]
+
+        def keep_within() -> list[tf.Tensor]:
+            several = zip(moves, rests, reaches, strict=True)
+            return [
+                tf.clip_by_value(move, tf.minimum(-bound - rest, 0.0) / reach, tf.maximum(bound - rest, 0.0) / reach)
+                for move, rest, reach in several
+            ]
+
+        several = zip(moves, rests, reaches, strict=True)
+        furthest = [size_of(rest) + reach * size_of(move) for move, rest, reach in several]
+        return tf.cond(tf.reduce_max(tf.stack(furthest)) <= bound, lambda: moves, keep_within)
 
     def pace_of(self, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
         """The learning rate of tables in a step of that rate and noise: 0 where they leave the step out."""
-        # Where a step's noise is too small for the weights' grid, a row that is read stays where it is, and one that is
-        # not moves by the noise of many steps. A schedule that ends at 0 would get there: its last steps are left out.
-        if self.optimizer.recursion.has_velocity:  # a velocity would move the weights all the same: `refusals`
+        # A schedule that ends at 0 gets there: its last steps are left out.
+        if not self.tables or self.optimizer.recursion.has_velocity:  # a velocity would move weights all the same
             return learning_rate
-        faint = self.marks.is_faint(tf.cast(learning_rate, tf.float64) * stddev, _LEFT_OUT)
+        faint = self._is_faint(tf.cast(learning_rate, tf.float64) * stddev) & (stddev > 0)
         return tf.where(faint, 0.0, learning_rate)
 
     def refusals(self, step: Step) -> Iterable[Check]:
@@ -152,24 +202,20 @@ class RowDebts:
         for recursion in self.accounts:
             if recursion.weight_decay:
                 yield recursion.keep(rate) > 0, _TOO_MUCH_DECAY
-            if recursion.has_velocity:
-                yield ~self.marks.is_faint(step.noise_scale, _FAINT) | (step.stddev == 0), _MOVES_WITHOUT_NOISE
+        if self.tables:
+            yield self._check_noise(step)
         if self.arrives_late:
             return
-        for table in self.tables.values():
-            if find_withheld(table.variable) is None:
-                raise NotPrivate(_NO_OWNER.format(table.path))
         for path, table in self.tables.items():  # the rows of the gradient were read at this step, and owed nothing
             since = self.marks.read_marks(path, step.move(table).indices)
             yield since == now, _STALE.format(path)
-        if self.tables:
-            yield self.check_room(step)
 
-    def check_room(self, step: Step) -> Check:
-        """Whether float32 has places for the step's noise beside the weights that it moves."""
-        largest = tf.stack([tf.reduce_max(tf.abs(step.rows(table)[0])) for table in self.tables.values()])
-        scale = tf.abs(step.noise_scale)
-        return ~(tf.cast(largest, tf.float64) > _ROOM * scale) | (scale == 0), _TOO_FAINT
+    def _check_noise(self, step: Step) -> Check:
+        scale, largest = tf.cast(step.learning_rate, tf.float64) * step.stddev, self.marks.largest.read_value()
+        enough = ~self._is_faint(scale) | (step.stddev == 0)
+        if self.optimizer.recursion.has_velocity:  # which rests as long as no step was made
+            return enough | (scale == 0) & (largest == 0), _MOVES_WITHOUT_NOISE
+        return enough | (scale == 0) | (scale < largest) | self._is_scheduled, _TOO_FAINT
 
     # Checkpoints.
 
@@ -191,6 +237,11 @@ def recursion_of(table: Table) -> Recursion:
     return table.rule
 
 
+def size_of(values: tf.Tensor) -> tf.Tensor:
+    """The largest size of a number."""
+    return tf.maximum(tf.reduce_max(values), -tf.reduce_min(values))
+
+
 def _distinct(ids: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
     """The distinct ids among those that are counted."""
     return tf.unique(tf.boolean_mask(ids, counted))[0]
@@ -200,20 +251,21 @@ _NO_OWNER = (
     "'{}' has no owner that would withhold its rows while they owe noise: have a tfdp_rec.PrivateModel (or the mix-in "
     "tfdp_rec.PrivateTraining) build the optimizer, by model.prepare(batch) or fit."
 )
-_ROOM = 2.0**20  # η s to the largest weight: then its float32 has steps of η s / 8 at most
-_LEFT_OUT = 2.0**-10  # of the largest η s: steps below that are left out
-_FAINT = 2.0**-17  # of the largest η s: eight steps of the grid
+_ROOM = 2.0**19  # η s to the bound: noise takes no weight as far as to twice that, where float32 has steps of η s / 8
+_GROWTH = 4.0  # times the largest weight that was released, a weight may become
 _STALE = (
     "Rows of '{}' were read before their pending noise was applied, or the clipped sum is of an earlier step: take it "
     "with tfdp_rec.clipping.clipped_sum just before optimizer.apply."
 )
 _MOVES_WITHOUT_NOISE = (
-    "The learning rate fell below a hundred-thousandth of its largest, and momentum still moves the weights: no noise "
-    "would hide in their last bits which rows were read. End the schedule above that, or leave momentum out."
+    "The noise of this step is too small beside the weights, or beside that of earlier steps, and momentum still moves "
+    "the weights: none would hide in their last bits which rows were read. Use a larger learning_rate or l2_norm_clip, "
+    "end a schedule above a sixteenth of its largest rate, or leave momentum out."
 )
 _TOO_FAINT = (
-    "The noise of this step is less than a millionth of a weight: in float32 a row that is read would not move, and "
-    "one that is not read would, by the noise of many steps. Use a larger learning_rate or l2_norm_clip, or DPSGD."
+    "The noise of this step is less than a hundred-thousandth of the largest weight: in float32 a row that is read "
+    "would not move, and one that is not read would, by the noise of many steps. Use a larger learning_rate or "
+    "l2_norm_clip, or DPSGD."
 )
 _TOO_MUCH_DECAY = (
     "learning_rate * weight_decay must stay below 1 for lazy decay; a table's regularizer L2(l2) counts as 2 * l2."

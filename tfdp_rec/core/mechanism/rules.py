@@ -73,6 +73,18 @@ class Recursion:
         """1 − ηλ: what a step leaves of a weight."""
         return 1.0 - learning_rate * self.weight_decay
 
+    @property
+    def reach(self) -> float:
+        """How far a move takes a weight in the end, in units of the move."""
+        return 1.0 / (1.0 - self.momentum)
+
+    def rest(self, rows: Rows, learning_rate: Scalar) -> tf.Tensor:
+        """Where weights end without a further move."""
+        if not self.has_velocity:
+            return self.keep(learning_rate) * rows[0] if self.weight_decay else rows[0]
+        carried = self.momentum**2 if self.nesterov else self.momentum
+        return rows[0] + carried * self.reach * rows[1]
+
     def step(self, rows: Rows, move: tf.Tensor, learning_rate: Scalar) -> Rows:
         """Weight, and velocity if there is one, after a step that moves by `move` = −η u."""
         weight = rows[0]
