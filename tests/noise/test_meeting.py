@@ -400,6 +400,7 @@ def test_a_bounded_move_changes_no_more_than_the_move():
     rng = np.random.default_rng(0)
     table.assign(rng.uniform(-1.0, 1.0, [4, 200]).astype("float32"))
     step(optimizer, table, [])
+    table.assign(np.asarray(table) * rng.choice([1.0, 7.0], [4, 200]))  # some are past the bound, as by noise
     one, small = tf.constant(1.0), tf.constant(2.0**-16, tf.float64)
     moves = []
     for each in (*rng.normal(size=[2, 4, 200]) * 3.0, np.zeros([4, 200])):
