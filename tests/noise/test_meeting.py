@@ -406,7 +406,7 @@ def test_a_bounded_move_changes_no_more_than_the_move():
     for each in (*rng.normal(size=[2, 4, 200]) * 3.0, np.zeros([4, 200])):
         slices = tf.IndexedSlices(tf.constant(each, tf.float32), tf.range(4, dtype=tf.int64))
         clipped = ClippedSum({table.path: slices}, tf.zeros([1]), one, tf.zeros([1]))
-        made = Step(clipped, tf.constant(1.0, tf.float64), small, one, one, {})
+        made = Step(clipped, tf.constant(1.0, tf.float64), small, one, one, {}, optimizer.debts.find_bound())
         (found,) = optimizer.debts.bound_moves(made)
         moves.append((made.move(optimizer.tables[table.path]).values.numpy(), found.numpy()))
     (one, kept), (other, also), (_, nothing) = moves

@@ -118,6 +118,7 @@ class Step:
     learning_rate: tf.Tensor
     pace: tf.Tensor
     upcoming: Mapping[str, tf.Tensor]
+    bound: Any = None  # of the weights of tables whose noise comes late, ahead of the step
     _moves: dict[str, tf.IndexedSlices] = dataclasses.field(default_factory=dict, init=False, repr=False)
     _rows: dict[str, Rows] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
@@ -354,13 +355,15 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         batch = depend_on(tf.constant(self.expected_batch_size, tf.float64), admitted)
         stddev = tf.constant(self.noise_multiplier, tf.float64) * tf.cast(clipped.sensitivity, tf.float64) / batch
         learning_rate = tf.cast(learning_rate_now(self), tf.float32)
-        by_rate = learning_rate if self.debts is None else self.debts.pace_of(learning_rate, stddev)
+        late = self.debts if self.tables else None
+        bound = None if late is None else late.find_bound()
+        by_rate = learning_rate if late is None else late.pace_of(learning_rate, stddev, bound)
         pace = tf.ones_like(learning_rate) if self.table_rule else by_rate
-        step = Step(clipped, batch, stddev, learning_rate, pace, upcoming or {})
+        step = Step(clipped, batch, stddev, learning_rate, pace, upcoming or {}, bound)
         # What is more than float32 holds is infinite, or no number, whatever noise is added to it.
         largest = tf.maximum(tf.abs(tf.cast(learning_rate, tf.float64)), 1.0) * tf.cast(clipped.sensitivity, tf.float64)
         held = (largest / tf.minimum(batch, 1.0) <= _LARGEST_MOVE) | (stddev == 0)
-        refusals = [] if self.debts is None else self.debts.refusals(step)
+        refusals = [] if late is None else late.refusals(step)
         within = contextlib.nullcontext() if self.course is None else self.course.writes_of_step(source)
         with run_after(require_all((held, _TOO_LARGE), *refusals)), within:
             step_dense(self, step, regularization or {})

@@ -147,22 +147,22 @@ class RowDebts:
             raise NotPrivate(_NO_OWNER.format(without[0]))
         return [places.bound for _, places in several if places is not None]
 
-    def _bound_with(self, scale: tf.Tensor) -> tf.Tensor:
-        """The bound of weights, with a step of noise `scale`."""
+    def find_bound(self) -> tf.Tensor:
+        """The bound of weights ahead of a step."""
         reach = self.optimizer.recursion.reach
         states = (find_withheld(table.state) for table in self.tables.values() if table.state is not None)
         speeds = [reach * places.bound.read_value() for places in states if places is not None]
-        known = _GROWTH * tf.reduce_max(tf.stack([*(size.read_value() for size in self.sizes), *speeds]))
-        return tf.maximum(known, _ROOM * self._least_part * tf.abs(scale))
+        return _GROWTH * tf.reduce_max(tf.stack([*(size.read_value() for size in self.sizes), *speeds]))
 
-    def _is_faint(self, scale: tf.Tensor) -> tf.Tensor:
-        return _ROOM * tf.abs(scale) < self._bound_with(scale)
+    def _bound_of(self, step: Step) -> tf.Tensor:
+        """The bound of weights in a step, whose noise may raise it."""
+        return tf.maximum(step.bound, _ROOM * self._least_part * tf.abs(step.noise_scale))
 
     def count(self, step: Step, before: tf.Tensor, now: tf.Tensor) -> Operations:
         """Puts a step on the clock: from then on every row owes its noise."""
         rate, accounts = tf.cast(step.pace, tf.float64), self.accounts.values()
         totals = [way.next_totals(history.look_up(before), rate, step.stddev) for way, history in accounts]
-        size = self._bound_with(step.noise_scale) / _GROWTH
+        size = self._bound_of(step) / _GROWTH
         with run_after([done for each in self.sizes for done in assign(each, size)]):
             return self.marks.tick(now, totals, step.noise_scale)
 
@@ -171,8 +171,8 @@ class RowDebts:
 
         A function of a row for each row, that changes no more than its move does: the sensitivity stays as it is.
         """
-        tables, bound = self.tables.values(), tf.cast(self._bound_with(step.noise_scale), tf.float32)
-        bound = tf.where(step.stddev == 0, math.inf, bound)
+        tables = self.tables.values()
+        bound = tf.where(step.stddev == 0, math.inf, tf.cast(self._bound_of(step), tf.float32))
         moves = [step.move(table).values for table in tables]
         rests = [recursion_of(table).rest(step.rows(table), step.pace) for table in tables]
         reaches = [recursion_of(table).reach for table in tables]
@@ -188,12 +188,12 @@ class RowDebts:
         furthest = [size_of(rest) + reach * size_of(move) for move, rest, reach in several]
         return tf.cond(tf.reduce_max(tf.stack(furthest)) <= bound, lambda: moves, keep_within)
 
-    def pace_of(self, learning_rate: tf.Tensor, stddev: tf.Tensor) -> tf.Tensor:
+    def pace_of(self, learning_rate: tf.Tensor, stddev: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
         """The learning rate of tables in a step of that rate and noise: 0 where they leave the step out."""
         # A schedule that ends at 0 gets there: its last steps are left out.
-        if not self.tables or self.optimizer.recursion.has_velocity:  # a velocity would move weights all the same
+        if self.optimizer.recursion.has_velocity:  # which would move weights all the same
             return learning_rate
-        faint = self._is_faint(tf.cast(learning_rate, tf.float64) * stddev) & (stddev > 0)
+        faint = _is_faint(tf.cast(learning_rate, tf.float64) * stddev, bound) & (stddev > 0)
         return tf.where(faint, 0.0, learning_rate)
 
     def refusals(self, step: Step) -> Iterable[Check]:
@@ -202,8 +202,7 @@ class RowDebts:
         for recursion in self.accounts:
             if recursion.weight_decay:
                 yield recursion.keep(rate) > 0, _TOO_MUCH_DECAY
-        if self.tables:
-            yield self._check_noise(step)
+        yield self._check_noise(step)
         if self.arrives_late:
             return
         for path, table in self.tables.items():  # the rows of the gradient were read at this step, and owed nothing
@@ -212,7 +211,7 @@ class RowDebts:
 
     def _check_noise(self, step: Step) -> Check:
         scale, largest = tf.cast(step.learning_rate, tf.float64) * step.stddev, self.marks.largest.read_value()
-        enough = ~self._is_faint(scale) | (step.stddev == 0)
+        enough = ~_is_faint(scale, step.bound) | (step.stddev == 0)
         if self.optimizer.recursion.has_velocity:  # which rests as long as no step was made
             return enough | (scale == 0) & (largest == 0), _MOVES_WITHOUT_NOISE
         return enough | (scale == 0) | (scale < largest) | self._is_scheduled, _TOO_FAINT
@@ -235,6 +234,10 @@ def recursion_of(table: Table) -> Recursion:
     """The recursion of a table; tables of one recursion have one account."""
     assert isinstance(table.rule, Recursion), "no lazy mechanism takes another rule"
     return table.rule
+
+
+def _is_faint(scale: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
+    return _ROOM * tf.abs(scale) < bound
 
 
 def size_of(values: tf.Tensor) -> tf.Tensor:
