@@ -112,6 +112,13 @@ def test_no_unit_stands_in_for_what_a_canary_lacks(dtype):
     assert batch["age"][1] == ages[3] and (batch["age"][[0, 2]] != ages[0]).all()
 
 
+def test_text_of_canaries_is_not_cut_to_that_of_the_batch():
+    canaries = Canaries({"sku": np.array(["sku-3000"])}, np.array([2]), {"sku": np.array(["sku-1"])})
+    fetch, _ = canaries.insert(lambda i: {"sku": np.array(["a", "b"])[i]}, num_units=2)
+    assert fetch(np.array([0, 2]))["sku"].tolist() == ["a", "sku-3000"]
+    assert fetch(np.array([2, 3]))["sku"].tolist() == ["sku-3000", "sku-3000"]
+
+
 def test_units_fetch_one_row_each():
     """What a batch shares comes by `shared=`: a fetch that gives it would have it taken for a feature of units."""
     fetch, _ = draw().insert(lambda i: {**original_fetch(i), "negatives": np.arange(3)}, num_units=40)

@@ -17,7 +17,7 @@ import tensorflow as tf
 import tfdp_rec
 from tfdp_rec.callbacks import TrainingCheckpoint
 from tfdp_rec.core.ground.refused import NotPrivate
-from tfdp_rec.core.ground.withheld_rows import rows_of
+from tfdp_rec.core.ground.withheld_rows import find_withheld, rows_of
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.privacy import PoissonSampling
 from tfdp_rec.training import training_checkpoint
@@ -565,6 +565,17 @@ def test_a_release_ahead_of_the_callback_counts_its_step_in_the_epoch(tmp_path):
         trained(setup, callbacks=[Saves(), setup.checkpoint])
     again = Setup(tmp_path, noise=None)
     assert again.checkpoint.resume(again.model).steps_in_epoch == 3
+
+
+def test_rows_of_a_checkpoint_are_measured_before_the_next_step(tmp_path):
+    """They were read into rows that were withheld, and the bound of weights was that of the rows before."""
+    first = Setup(tmp_path)
+    first.fit(epochs=1)
+    again = Setup(tmp_path)
+    again.model.train_on_batch(IDS[:6], LABELS[:6])
+    again.checkpoint.resume(again.model)
+    places = [find_withheld(table.variable) for table in again.model.optimizer.tables.values()]
+    assert places and not any(each.is_withheld for each in places)
 
 
 @pytest.mark.slow

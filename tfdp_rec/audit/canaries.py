@@ -168,11 +168,13 @@ def _merge(planted: NDArray[np.bool_], canaries: NDArray[Any] | None, originals:
         raise ValueError(f"fetch gave {len(originals)} rows for {np.count_nonzero(~planted)} units.")
     if canaries is not None and canaries.shape[1:] != originals.shape[1:]:
         raise ValueError(f"Canaries have shape {canaries.shape[1:]} where the data has {originals.shape[1:]}.")
-    nothing = "" if originals.dtype == object else np.zeros([], originals.dtype)
-    merged = np.full((len(planted), *originals.shape[1:]), nothing, originals.dtype)
+    is_text, dtype = originals.dtype.kind in "US", originals.dtype
+    if is_text and canaries is not None:
+        dtype = np.result_type(dtype, canaries.dtype)  # which cuts none of them
+    merged = np.full((len(planted), *originals.shape[1:]), "" if is_text or dtype.kind == "O" else 0, dtype)
     merged[~planted] = originals
     if canaries is not None:
-        merged[planted] = canaries.astype(originals.dtype)
+        merged[planted] = canaries.astype(dtype)
     return merged
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import math
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -52,7 +53,8 @@ class RowDebts:
         schedules = keras.optimizers.schedules.LearningRateSchedule
         self._is_scheduled = isinstance(learning_rate_of(optimizer), schedules)
         # Of the largest η s, the least that a step may have. A schedule falls far; a velocity carries noise far.
-        self._least_part = 2.0**-7 if self._is_scheduled and not optimizer.recursion.has_velocity else 2.0**-4
+        by_rate = 2.0**-7 if self._is_scheduled else 0.5
+        self._least_part = 2.0**-4 if optimizer.recursion.has_velocity else by_rate
         keeps_largest = self._is_scheduled or optimizer.recursion.has_velocity
         self.marks = RowMarks(histories, rows, start=int(optimizer.iterations.numpy()), keeps_largest=keeps_largest)
         # Not the method itself: TensorFlow takes those of several optimizers for one that is traced too often.
@@ -119,9 +121,12 @@ class RowDebts:
             return
         if not tf.executing_eagerly():
             raise RuntimeError("settle() is for eager code; inside a graph it would be built, not run.")
-        now = int(self.marks.clock.numpy())
+        now, left_out = int(self.marks.clock.numpy()), int(self.marks.left_out.numpy())
         self.run_settling()
         self.marks.settled_at = now
+        if left_out:
+            self.marks.left_out.assign(0)
+            warnings.warn(_LEFT_OUT.format(left_out), stacklevel=2)
 
     def settle_all(self) -> None:
         """As `settle`, as operations of the present graph."""
@@ -156,14 +161,17 @@ class RowDebts:
 
     def _bound_of(self, step: Step) -> tf.Tensor:
         """The bound of weights in a step, whose noise may raise it."""
-        return tf.maximum(step.bound, _ROOM * self._least_part * tf.abs(step.noise_scale))
+        raised = tf.minimum(_ROOM * self._least_part * tf.abs(step.noise_scale), _AMPLE)
+        return tf.maximum(step.bound, raised)
 
     def count(self, step: Step, before: tf.Tensor, now: tf.Tensor) -> Operations:
         """Puts a step on the clock: from then on every row owes its noise."""
         rate, accounts = tf.cast(step.pace, tf.float64), self.accounts.values()
         totals = [way.next_totals(history.look_up(before), rate, step.stddev) for way, history in accounts]
         size = self._bound_of(step) / _GROWTH
-        with run_after([done for each in self.sizes for done in assign(each, size)]):
+        raised = [done for each in self.sizes for done in assign(each, size)]
+        is_left_out = tf.cast((step.pace == 0) & (step.learning_rate != 0), tf.int64)
+        with run_after(raised + assign(self.marks.left_out, self.marks.left_out + is_left_out)):
             return self.marks.tick(now, totals, step.noise_scale)
 
     def bound_moves(self, step: Step) -> list[tf.Tensor]:
@@ -186,7 +194,9 @@ class RowDebts:
 
         several = zip(moves, rests, reaches, strict=True)
         furthest = [size_of(rest) + reach * size_of(move) for move, rest, reach in several]
-        return tf.cond(tf.reduce_max(tf.stack(furthest)) <= bound, lambda: moves, keep_within)
+        # Well within the bound no move is cut. Without a margin, roundings of the sum would decide for other rows.
+        is_within = tf.reduce_max(tf.stack(furthest)) <= bound * (1 - 2.0**-20)
+        return tf.cond(is_within, lambda: moves, keep_within)
 
     def pace_of(self, learning_rate: tf.Tensor, stddev: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
         """The learning rate of tables in a step of that rate and noise: 0 where they leave the step out."""
@@ -210,11 +220,11 @@ class RowDebts:
             yield since == now, _STALE.format(path)
 
     def _check_noise(self, step: Step) -> Check:
-        scale, largest = tf.cast(step.learning_rate, tf.float64) * step.stddev, self.marks.largest.read_value()
+        scale = tf.cast(step.learning_rate, tf.float64) * step.stddev
         enough = ~_is_faint(scale, step.bound) | (step.stddev == 0)
         if self.optimizer.recursion.has_velocity:  # which rests as long as no step was made
-            return enough | (scale == 0) & (largest == 0), _MOVES_WITHOUT_NOISE
-        return enough | (scale == 0) | (scale < largest) | self._is_scheduled, _TOO_FAINT
+            return enough | (scale == 0) & (self.marks.largest == 0), _MOVES_WITHOUT_NOISE
+        return enough | (scale == 0) | self._is_scheduled, _TOO_FAINT
 
     # Checkpoints.
 
@@ -255,6 +265,7 @@ _NO_OWNER = (
     "tfdp_rec.PrivateTraining) build the optimizer, by model.prepare(batch) or fit."
 )
 _ROOM = 2.0**19  # η s to the bound: noise takes no weight as far as to twice that, where float32 has steps of η s / 8
+_AMPLE = 64.0  # a bound that noise does not raise further, so that a rate may fall the more where noise is large
 _GROWTH = 4.0  # times the largest weight that was released, a weight may become
 _STALE = (
     "Rows of '{}' were read before their pending noise was applied, or the clipped sum is of an earlier step: take it "
@@ -266,9 +277,15 @@ _MOVES_WITHOUT_NOISE = (
     "end a schedule above a sixteenth of its largest rate, or leave momentum out."
 )
 _TOO_FAINT = (
-    "The noise of this step is less than a hundred-thousandth of the largest weight: in float32 a row that is read "
-    "would not move, and one that is not read would, by the noise of many steps. Use a larger learning_rate or "
-    "l2_norm_clip, or DPSGD."
+    "The noise of this step is less than a hundred-thousandth of the largest weight, or much less than that of an "
+    "earlier step: in float32 a row that is read would not move, and one that is not read would, by the noise of many "
+    "steps. Use a larger learning_rate or l2_norm_clip, or DPSGD; before you lower a learning rate, call "
+    "model.settle(), or give a keras.optimizers.schedules.LearningRateSchedule."
+)
+_LEFT_OUT = (
+    "Tables left out {} steps of a low learning rate, since the last release, whose noise was too small beside their "
+    "weights or beside that of earlier steps (docs/privacy-noise.md). If it was not the end of a schedule, use a "
+    "larger learning_rate or l2_norm_clip, or DPSGD."
 )
 _TOO_MUCH_DECAY = (
     "learning_rate * weight_decay must stay below 1 for lazy decay; a table's regularizer L2(l2) counts as 2 * l2."
