@@ -38,7 +38,7 @@ from tfdp_rec.job.sources import OwnFiles
 from tfdp_rec.job.users import UserSubset
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.serving import own_ids
-from tfdp_rec.spectral import SpectralRecommender, denoising, recommender
+from tfdp_rec.spectral import SpectralRecommender, counting, denoising, scores
 
 SUMS = ["private sums"]
 ALL = ["private vocabulary", *SUMS]
@@ -194,12 +194,12 @@ def test_items_that_were_found_are_kept_too(small, tmp_path, monkeypatch, capsys
 def test_what_kills_a_run_in_its_algebra_loses_nothing_paid(small, tmp_path, monkeypatch):
     """docker stop gives ten seconds, which dense algebra on thousands of items does not hear."""
     with monkeypatch.context() as patch:
-        patch.setattr(recommender, "weights_between_items", no_memory)
+        patch.setattr(scores, "weights_between_items", no_memory)
         with pytest.raises(MemoryError):
             train(*small, "--order", "yes")  # a vote has algebra of its own, before the sums are drawn
     assert labels(tmp_path / "run") == SUMS
     with monkeypatch.context() as patch:
-        patch.setattr(recommender, "private_counts", full)  # no user is read again
+        patch.setattr(counting, "private_counts", full)  # no user is read again
         assert main(["train", "--out", str(tmp_path / "run"), "--resume", "--quiet"]) == 0
     gone_on_with(tmp_path / "run")
 

@@ -101,17 +101,17 @@ class LazyDPSGD(PrivateOptimizer):
         before = self.debts.marks.now()
         if self.debts.arrives_late:  # what a row owes is older than the gradient that comes to it, and is settled first
             self.debts.settle_rows({path: step.move(table).indices for path, table in self.tables.items()}, before)
-        now = before + 1
+        now, moves = before + 1, self.debts.bound_moves(step)
         with run_after(self.debts.count(step, before, now)):
-            self._step_rows(step, before)
+            self._step_rows(step, moves, before)
         self.debts.settle_upcoming(step.upcoming, now)
 
-    def _step_rows(self, step: Step, before: tf.Tensor) -> None:
+    def _step_rows(self, step: Step, moves: list[tf.Tensor], before: tf.Tensor) -> None:
         """Rows with a gradient make the step at once: it meets its noise before it is rounded to a row's grid."""
         # A source that is a function of the step must not give again what a payment was made of.
         number = -1 - before if self.aggregate_noise else before
         scale, grid, wanted, old = step.noise_scale, self.debts.marks.grid, [], []
-        for (path, table), move in zip(self.tables.items(), self.debts.bound_moves(step), strict=True):
+        for (path, table), move in zip(self.tables.items(), moves, strict=True):
             old.append(step.rows(table))
             plain = recursion_of(table).is_plain
             onto, on = ((old[-1][0], move), grid) if plain else ((move,), None)

@@ -121,12 +121,9 @@ class RowDebts:
             return
         if not tf.executing_eagerly():
             raise RuntimeError("settle() is for eager code; inside a graph it would be built, not run.")
-        now, left_out = int(self.marks.clock.numpy()), int(self.marks.left_out.numpy())
+        now = int(self.marks.clock.numpy())
         self.run_settling()
         self.marks.settled_at = now
-        if left_out:
-            self.marks.left_out.assign(0)
-            warnings.warn(_LEFT_OUT.format(left_out), stacklevel=2)
 
     def settle_all(self) -> None:
         """As `settle`, as operations of the present graph."""
@@ -205,6 +202,13 @@ class RowDebts:
             return learning_rate
         faint = _is_faint(tf.cast(learning_rate, tf.float64) * stddev, bound) & (stddev > 0)
         return tf.where(faint, 0.0, learning_rate)
+
+    def warn_of_steps_left_out(self) -> None:
+        """Warns of the steps that tables have left out since it was last called."""
+        left_out = int(self.marks.left_out.numpy())
+        self.marks.left_out.assign(0)
+        if left_out:
+            warnings.warn(_LEFT_OUT.format(left_out), stacklevel=2)
 
     def refusals(self, step: Step) -> Iterable[Check]:
         """Checks that the step may be made, ahead of all it writes."""

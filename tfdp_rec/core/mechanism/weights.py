@@ -183,6 +183,9 @@ class PrivateWeights:
                     keeper.erase_unkept(optimizer)
                 raise
             self.publish()  # last: where a checkpoint cannot be written, rows stay where they are
+        for optimizer, _ in self._trained:
+            if optimizer.debts is not None:
+                optimizer.debts.warn_of_steps_left_out()
 
     def publish(self) -> None:
         """Lets rows out that owe nothing."""
