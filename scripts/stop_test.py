@@ -34,7 +34,7 @@ from tfdp_rec.cli import main as command  # noqa: E402
 from tfdp_rec.core.claim.composition import epsilon_of  # noqa: E402
 from tfdp_rec.core.claim.ledger import read  # noqa: E402
 from tfdp_rec.job.budget import Budget  # noqa: E402
-from tfdp_rec.spectral import recommender  # noqa: E402
+from tfdp_rec.spectral import scores  # noqa: E402
 
 GRACE, EPSILON, DELTA, LABELS = 10.0, 1000.0, 1e-6, ["private sums"]
 
@@ -62,7 +62,7 @@ def begun(arguments: list[str], said: Path, quick: bool = False) -> int:
         os.dup2(handle, 1)
         os.dup2(handle, 2)
         if quick:
-            recommender.weights_between_items = lambda noisy, *_: np.zeros_like(noisy)
+            scores.weights_between_items = lambda noisy, *_: np.zeros_like(noisy)
         code = command(arguments)
         for thread in threading.enumerate():  # as a process that ends does
             if thread is not threading.current_thread() and not thread.daemon:
