@@ -4,10 +4,10 @@
         training.json       what training it is of, where its ledger stood, and a hash of every file; the coordinator's
         server-I/...        what server I holds; written by that server, after its rows have got what they owe
 
-What it holds is a released state: a copy that is gone on from is another training, whose steps are paid for, and two
-copies that are released tell no more than each does. The folder is readable by its owner alone; keep it as private as
-the data. It appears under its name when it is whole and synced, and the one before it goes when it has. No noise key is
-in it. Nothing of it is taken over unless all of it is as it was written.
+A checkpoint holds weights that could be released: no row owes noise. A training that continues from a copy pays for its
+own steps, and releasing two copies tells no more than releasing one. The folder is readable by its owner alone; keep it
+as private as the data. It appears under its name when it is whole and synced, and the one before it goes when it has.
+No noise key is in it. Nothing of it is taken over unless all of it is as it was written.
 
 A server writes its own files, one for each piece of each variable, so that neither file nor memory grows with a table.
 Writing is one critical section: a step that lands late is in all of a server's files or in none.

@@ -307,7 +307,7 @@ class SpectralRecommender:
 
     def answers(self) -> Any:
         """A `tf.Module` that gives its answers, for `tfdp_rec.serving.export`."""
-        return self._scores.to_module()
+        return self._scores.make_module()
 
     def export(self, filepath: str, k: int = 10) -> None:
         """Writes a SavedModel: histories of raw ids in, the k best items not in the history out.

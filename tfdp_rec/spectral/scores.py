@@ -83,7 +83,7 @@ class Scores:
         ids, scores = zip(*answers) if answers else ([np.zeros((0, k), np.int64)], [np.zeros((0, k), np.float32)])
         return np.concatenate(ids), np.concatenate(scores)
 
-    def to_module(self) -> Any:
+    def make_module(self) -> Any:
         """A `tf.Module` that gives the same answers."""
         from tfdp_rec.spectral.servable import SpectralAnswers
 

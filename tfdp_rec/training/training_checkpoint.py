@@ -342,7 +342,8 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 for name, _, _ in header["variables"]:
                     with archive.open(name) as file:
                         _read(variables[name], file)
-            model.private_weights.publish()  # as they are in a new process: the next step measures them
+            for table in optimizer.tables.values():  # whose rows are the file's and owe nothing: a step measures them
+                table.publish()
         self.set_model(model)
         self._keep(model)
         optimizer.training_id, optimizer.state_id = header["training"], header["state"]

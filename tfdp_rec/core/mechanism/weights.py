@@ -182,16 +182,12 @@ class PrivateWeights:
                 for keeper, optimizer in kept:
                     keeper.erase_unkept(optimizer)
                 raise
-            self.publish()  # last: where a checkpoint cannot be written, rows stay where they are
+            for variable in self._variables:  # last: where a checkpoint cannot be written, rows stay where they are
+                if (places := find_withheld(variable)) is not None:
+                    places.publish()
         for optimizer, _ in self._trained:
             if optimizer.debts is not None:
                 optimizer.debts.warn_of_steps_left_out()
-
-    def publish(self) -> None:
-        """Lets rows out that owe nothing."""
-        for variable in self._variables:
-            if (places := find_withheld(variable)) is not None:
-                places.publish()
 
     def release_outside_steps(self) -> None:
         """Releases, except within a step and while a graph is traced."""
