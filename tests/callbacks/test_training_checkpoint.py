@@ -158,17 +158,22 @@ def test_interrupted_fit_leaves_a_checkpoint_of_where_it_was(tmp_path, uninterru
 
 
 @pytest.mark.slow
-def test_a_step_cut_short_counts_and_one_only_planned_does_not(tmp_path):
-    cut, planned = Setup(tmp_path / "cut"), Setup(tmp_path / "planned")
-    apply = cut.model.optimizer.apply
+def cut_short(optimizer, step):
+    """Lets a step end in an error, just before its end."""
+    apply = optimizer.apply
 
-    def fails_on_the_fifth(*args, **kwargs):
+    def fails(*args, **kwargs):
         apply(*args, **kwargs)
-        if int(cut.model.optimizer.iterations) == 5:
-            cut.model.optimizer.iterations.assign(4)  # as if the error had come just before the end of the step
+        if int(optimizer.iterations) == step:
+            optimizer.iterations.assign(step - 1)
             raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
 
-    cut.model.optimizer.apply = fails_on_the_fifth
+    optimizer.apply = fails
+
+
+def test_a_step_cut_short_counts_and_one_only_planned_does_not(tmp_path):
+    cut, planned = Setup(tmp_path / "cut"), Setup(tmp_path / "planned")
+    cut_short(cut.model.optimizer, step=5)
     with pytest.raises(tf.errors.ResourceExhaustedError):
         cut.fit()
     with pytest.raises(KeyboardInterrupt):
@@ -576,6 +581,23 @@ def test_rows_of_a_checkpoint_are_measured_before_the_next_step(tmp_path):
     again.checkpoint.resume(again.model)
     places = [find_withheld(table.variable) for table in again.model.optimizer.tables.values()]
     assert places and not any(each.is_withheld for each in places)
+
+
+def test_a_resumption_after_a_step_cut_short_lets_out_no_row_of_another_model(tmp_path):
+    """Their noise is still owed, as it could not be drawn before the resumption."""
+    Setup(tmp_path).fit(epochs=1)
+    again = Setup(tmp_path)
+    own = keras.layers.Embedding(ROWS, 4, name="own")
+    ids, shared = keras.Input([3], dtype="int32"), again.model.layers[1]
+    both = keras.layers.Flatten()(keras.layers.Concatenate()([shared(ids), own(ids)]))
+    other = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(both))
+    other.compile(optimizer_of(), loss="mse", run_eagerly=True)
+    other.train_on_batch(IDS[:6], LABELS[:6])
+    cut_short(again.model.optimizer, step=1)
+    with pytest.raises(tf.errors.ResourceExhaustedError):
+        again.model.train_on_batch(IDS[:6], LABELS[:6])
+    again.checkpoint.resume(again.model)
+    assert find_withheld(own.embeddings).is_withheld and not find_withheld(shared.embeddings).is_withheld
 
 
 @pytest.mark.slow
