@@ -1,5 +1,7 @@
 """One parameter server: it draws the noise of the whole table's rows under a key of its own, and counts no steps."""
 
+import contextlib
+
 import keras
 import numpy as np
 import pytest
@@ -59,3 +61,21 @@ def test_a_server_declares_no_steps_of_its_own():
     server.open(optimizer)
     server.optimizer.iterations.assign(4)  # steps that the coordinator counts, in its own optimizer
     assert optimizer.privacy_history.undescribed_steps == 0
+
+
+@pytest.mark.parametrize("is_scheduled", [False, True])
+def test_a_weight_that_is_no_number_decides_nothing_about_the_rows_that_are_read(is_scheduled):
+    """Bounded by it, the rows that a batch read became NaN, and others did not."""
+    rate = keras.optimizers.schedules.ExponentialDecay(0.1, 10, 0.5) if is_scheduled else 0.1
+    table = keras.Variable(np.full([9, 2], 0.05, "float32"), name="table")
+    table.assign(np.where(np.arange(9)[:, None] == 8, np.nan, np.asarray(table)))
+    server = ParameterServer("/device:CPU:0")
+    server.hold(table, True, 0)
+    server.open(tfdp_rec.LazyDPSGD(rate, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4))
+    server.settle()
+    gradient = {table.path: (tf.zeros([2, 2]), tf.constant([2, 5], tf.int64))}
+    refused = pytest.raises(Exception, match="less than a hundred-thousandth")
+    with contextlib.nullcontext() if is_scheduled else refused:
+        server.land(gradient, tf.constant(0.1, tf.float64), {})
+    server.settle()
+    assert (np.asarray(table)[:8] == np.float32(0.05)).all()  # left out, or refused

@@ -327,8 +327,8 @@ def test_of_models_that_share_a_table_the_coarsest_grid_comes_last():
 LAZY = [tfdp_rec.LazyDPSGD, tfdp_rec.LazyDPFTRL]
 
 
-def plan_of(make):
-    return {"correlation": optimised_correlation(600, 600)} if make is tfdp_rec.LazyDPFTRL else {}
+def plan_of(make, steps=16):
+    return {"correlation": optimised_correlation(steps, steps)} if make is tfdp_rec.LazyDPFTRL else {}
 
 
 @pytest.mark.parametrize("make", LAZY)
@@ -377,11 +377,12 @@ MOVES = {
 @pytest.mark.parametrize("name", MOVES)
 def test_no_gradient_takes_a_weight_past_its_bound(make, name):
     """Far past it, float32 would hold no noise of later steps. Steps of noise alone are as they were."""
-    options = {**MOVES[name], **plan_of(make), "noise": KeyedNoise(3)}
+    options = {**MOVES[name], **plan_of(make, steps=180), "noise": KeyedNoise(3)}
     if make is tfdp_rec.LazyDPFTRL and name == "decay":
         options.pop("weight_decay")
     table, optimizer = table_and(make, 2.0**-14, width=3, **options)
-    largest = 2.0 if "momentum" in options else 4.0  # four times the weights that were released; 2¹⁸ η s
+    has_less_room = "momentum" in options or make is tfdp_rec.LazyDPFTRL
+    largest = 2.0 if has_less_room else 4.0  # four times the weights that were released; 2¹⁸ η s
     start = np.float32([[0.5, -0.5, 0.1], [0.5, -0.5, 0.1], [0.0, 0.0, 0.0], [0.5, -0.5, 0.1]])
     table.assign(start)
     for _ in range(60):
@@ -475,10 +476,61 @@ def test_a_schedule_may_end_at_nothing(make):
     """Its last steps are left out: below 2⁻⁷ of the largest since a release, or where weights have no room for them."""
     rate = keras.optimizers.schedules.ExponentialDecay(2.0**-10, 1, 0.5)
     table, optimizer = table_and(make, rate, width=50, start=0.01, **plan_of(make))
-    for number in range(18):
+    for number in range(16):
         if number == 10:
             release_by_hand(optimizer)
         before = optimizer.tables[table.path].read(tf.range(4))[0].numpy()[0]
         step(optimizer, table, [0])
         after = optimizer.tables[table.path].read(tf.range(4))[0].numpy()[0]
         assert (after != before).any() == (number <= 7 or 10 <= number <= 11)
+
+
+def test_a_long_plan_of_correlated_noise_has_less_room():
+    """Its noise cancels from step to step, and what roundings add to a row that is read at every step does not."""
+    long = plan_of(tfdp_rec.LazyDPFTRL, steps=10_000)
+    for rate, refused in ((2.0**-10, False), (2.0**-12, True)):
+        table, optimizer = table_and(tfdp_rec.LazyDPFTRL, rate, start=1.0, width=4, **long)
+        with pytest.raises(Exception, match="less than a hundred-thousandth") if refused else contextlib.nullcontext():
+            step(optimizer, table, [0])
+
+
+@pytest.mark.parametrize("make", LAZY)
+def test_noise_finer_than_the_grid_that_is_kept_is_left_out(make):
+    """Weights that were put back to zero hide what they stood on: rows that steps read stayed at zero."""
+    rate = keras.optimizers.schedules.PiecewiseConstantDecay([0], [1.0, 1e-7])
+    table, optimizer = table_and(make, rate, width=4, **plan_of(make))
+    step(optimizer, table, [0])
+    release_by_hand(optimizer)
+    table.assign(np.zeros([4, 4], "float32"))
+    for _ in range(5):
+        step(optimizer, table, [0])
+    with pytest.warns(UserWarning, match="left out 5 steps"):
+        release_by_hand(optimizer)
+    assert not np.asarray(table).any()
+
+
+def test_a_velocity_that_came_from_a_checkpoint_does_not_move_rows_without_noise(tmp_path):
+    """The largest noise so far does not come with it: a step at a rate of 0 was taken for a first one, at rest."""
+    first, optimizer = table_and(tfdp_rec.LazyDPSGD, momentum=0.9, width=4)
+    step(optimizer, first, [0])
+    release_by_hand(optimizer)
+    saved = tf.train.Checkpoint(velocity=optimizer.tables[first.path].state.value)
+    path = saved.write(str(tmp_path / "velocity"))
+    table, optimizer = table_and(tfdp_rec.LazyDPSGD, rate=0.0, momentum=0.9, width=4)
+    step(optimizer, table, [0])
+    release_by_hand(optimizer)
+    tf.train.Checkpoint(velocity=optimizer.tables[table.path].state.value).read(path).assert_consumed()
+    with pytest.raises(Exception, match="momentum still moves"):
+        step(optimizer, table, [0])
+
+
+def test_a_compiled_step_finds_how_large_weights_are_after_each_release():
+    ids = keras.Input([1], dtype="int32")
+    layer = keras.layers.Embedding(4, 2, embeddings_initializer="ones")
+    model = tfdp_rec.PrivateModel(ids, keras.layers.Flatten()(layer(ids)))
+    model.compile(tfdp_rec.LazyDPSGD(2.0**-14, **BASICS), loss="mse")
+    batch = np.zeros([1, 1], "int32"), np.ones([1, 2], "float32")
+    model.train_on_batch(*batch)
+    model.set_weights([np.full([4, 2], 99.0, "float32")])
+    with pytest.raises(Exception, match="less than a hundred-thousandth"):
+        model.train_on_batch(*batch)

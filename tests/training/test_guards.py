@@ -481,6 +481,18 @@ def test_no_training_begins_while_weights_are_released(monkeypatch):
         table_of(model).numpy()
 
 
+@pytest.mark.parametrize("late_first", [True, False])
+def test_a_mechanism_that_adds_noise_at_once_is_refused_beside_one_that_adds_it_late(late_first):
+    """Its moves kept to no bound: rows that the late one had read lost that one's noise in their last bits."""
+    table = keras.layers.Embedding(ROWS, 3, name="items")
+    models = [sharing(table, 1, eager=True), eager_like(sharing(table, 2), table, 2)]
+    first, second = models if late_first else reversed(models)
+    first.train_on_batch(*BATCHES[0])
+    for _ in range(2):
+        with pytest.raises(NotPrivate, match="late and one at once"):
+            second.train_on_batch(*BATCHES[0])
+
+
 def test_decay_on_a_shared_table_is_refused():
     table = keras.layers.Embedding(ROWS, 3, name="items")
     sharing(table, 1, eager=True).train_on_batch(*BATCHES[0])

@@ -39,6 +39,11 @@ class DebtsWithBuffers(RowDebts):
         kind = Correlated if self.optimizer.aggregate_noise else Replayed
         return kind(recursion, self.optimizer.correlation.strategy)
 
+    @property
+    def room(self) -> float:
+        # The noise of steps cancels, and what roundings add to that of a row that is read adds up.
+        return super().room * min(1.0, 4.0 / self.optimizer.correlation.steps**0.5)
+
     def settle_rows(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, by_mark: Owed | None = None) -> None:
         with self.optimizer.course.whole():
             super().settle_rows(rows, now, by_mark)

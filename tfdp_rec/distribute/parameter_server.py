@@ -29,6 +29,7 @@ from tfdp_rec import mechanisms
 from tfdp_rec.core.ground.keras_internals import learning_rate_of, resource
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.system_words import system_numbers
+from tfdp_rec.core.ground.withheld_rows import largest_of, size_of
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.checks import regularizer_decay
 from tfdp_rec.core.mechanism.lazy_dp_sgd import LazyDPSGD
@@ -36,7 +37,7 @@ from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
 from tfdp_rec.core.mechanism.noise.gaussian import EntropyNoise
 from tfdp_rec.core.mechanism.noise.keyed import KeyedNoise
 from tfdp_rec.core.mechanism.pending import History
-from tfdp_rec.core.mechanism.row_debts import RowDebts, recursion_of, size_of
+from tfdp_rec.core.mechanism.row_debts import RowDebts, recursion_of
 from tfdp_rec.core.mechanism.tables import Table
 from tfdp_rec.core.sensitivity.engine import ClippedSum
 from tfdp_rec.distribute.checkpoint import ServerState
@@ -64,27 +65,27 @@ class ServedDebts(RowDebts):
 
     def __init__(self, optimizer: Any):
         super().__init__(optimizer)
-        self._size = tf.Variable(math.inf, trainable=False, dtype=tf.float64)  # none is known before `measure`
+        self._size = tf.Variable(math.inf, trainable=False, dtype=tf.float64)  # none is known before a settling
 
     @property
     def sizes(self) -> list[tf.Variable]:
         return [self._size]
 
-    def measure(self) -> None:
-        """Notes the largest weight, and where a velocity takes one, of rows that owe nothing."""
+    def settle_all(self) -> None:
+        super().settle_all()
+        self._measure()
+
+    def _measure(self) -> None:
+        # The largest weight, and where a velocity takes one, of rows that owe nothing.
         self._size.assign(0.0)
         for table in self.tables.values():
 
             def act(ids: tf.Tensor, table: Table = table) -> None:
                 weights, *velocities = (size_of(rows) for rows in table.read(ids))
                 found = tf.maximum(weights, sum((recursion_of(table).reach * each for each in velocities), 0.0))
-                self._size.assign(tf.maximum(self._size.read_value(), tf.cast(found, tf.float64)))
+                self._size.assign(tf.maximum(self._size.read_value(), largest_of(found)))
 
             table.sweep(act)
-
-    def settle_all(self) -> None:
-        super().settle_all()
-        self.measure()
 
     @property
     def pending_variables(self) -> dict[str, tf.Variable]:
@@ -154,7 +155,6 @@ class ParameterServer:
         self.land = self.lock.section(self._land)
         self._rows_of = self.lock.section(self._read)
         self.settle = self.lock.section((lambda: None) if own.debts is None else own.debts.settle_all)
-        self.measure = self.lock.section((lambda: None) if own.debts is None else own.debts.measure)
 
     @property
     def layout(self) -> list[list[Any]]:

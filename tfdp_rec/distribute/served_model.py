@@ -78,15 +78,14 @@ class ServedModel:
                 placement.server_of(resource(variable)).keep(resource(variable))
         return tables
 
-    def measure(self) -> None:
-        """Has each server note how large its weights are, before the first step from them."""
+    def settle(self) -> None:
+        """Has each server pay what its rows owe, and note how large they are, ahead of steps from there."""
         for server in self.servers:
-            server.measure()
+            server.settle()
 
     def fetch(self, local: Any) -> None:
         """Brings the settled weights into a local model, tables some rows at a time."""
-        for server in self.servers:
-            server.settle()  # a sweep on the server; a step that lands after it makes the reads below pay for itself
+        self.settle()  # a sweep on each server; a step that lands after it makes the reads below pay for itself
         for mine, variable in zip(local.weights, self.model.weights, strict=True):
             table = self.tables.get(variable.path)
             if table is None:

@@ -148,7 +148,7 @@ class ParameterServerTrainer:
             self._refuse_shared_seeds()
             if begin_with is not None:
                 self._begin_with(begin_with)
-            self._served.measure()
+            self._served.settle()
             self._make_step()
             self._checkpoints = self._make_checkpoints(checkpoint_directory)
             failed.pop_all()
@@ -255,7 +255,7 @@ class ParameterServerTrainer:
                 raise ValueError(f"The accountant knows of {accountant.steps} steps already: give a fresh one.")
             accountant.follow(self._optimizer)
         self._watch.during(self._checkpoints.restore)
-        self._watch.during(self._served.measure)
+        self._watch.during(self._served.settle)
         self._begun_with.merge(self._checkpoints.history())
         self._optimizer.privacy_history.merge(self._begun_with)
         for id, entry in self._attempts.paid_entries().items():

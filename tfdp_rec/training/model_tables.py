@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 from tfdp_rec.core.ground.keras_internals import layers_within
-from tfdp_rec.core.mechanism.weights import may_be_table, refuse_decay_beside_others
+from tfdp_rec.core.mechanism.weights import may_be_table, refuse_unlike_others
 from tfdp_rec.training.adapted_layers import refuse_adapted
 from tfdp_rec.training.lookahead import TableReader, trace_reader
 
@@ -56,7 +56,7 @@ class ModelTables:
         """Builds the model's optimizer, which shares the owner of the weights and their history from now on."""
         model, optimizer = self.model, self.model.optimizer
         refuse_adapted(model)
-        refuse_decay_beside_others(optimizer, model, [each for each in model.trainable_variables if each in self])
+        refuse_unlike_others(optimizer, model, [each for each in model.trainable_variables if each in self])
         with model.private_weights.in_step():  # Keras looks at variables whose rows may be withheld for another model
             optimizer.build(model.trainable_variables, self._paths)
         optimizer.privacy_history.add_weights(model.weights)

@@ -39,7 +39,7 @@ from tfdp_rec.core.claim.events import NonPrivateDpEvent
 from tfdp_rec.core.claim.ledger import Ledger, Mark
 from tfdp_rec.core.ground.files import hold, open_atomically, row_chunks
 from tfdp_rec.core.ground.keras_internals import begin_at_epoch
-from tfdp_rec.core.ground.withheld_rows import rows_of
+from tfdp_rec.core.ground.withheld_rows import find_withheld, rows_of
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.checks import regularizer_decay
 from tfdp_rec.core.mechanism.kept import allow_steps, is_cut_short, kept_variables, restoration
@@ -342,8 +342,9 @@ class TrainingCheckpoint(keras.callbacks.Callback):
                 for name, _, _ in header["variables"]:
                     with archive.open(name) as file:
                         _read(variables[name], file)
-            for table in optimizer.tables.values():  # whose rows are the file's and owe nothing: a step measures them
-                table.publish()
+            for variable in (*model.variables, *optimizer.variables):
+                if (places := find_withheld(variable)) is not None:
+                    places.publish()  # the file's rows, which owe nothing: a step measures them
         self.set_model(model)
         self._keep(model)
         optimizer.training_id, optimizer.state_id = header["training"], header["state"]

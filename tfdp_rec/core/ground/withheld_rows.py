@@ -75,7 +75,8 @@ class WithheldRows:
         tf.cond(_has_rows(self.public), move, lambda: tf.constant(False))
 
     def _move_away(self) -> None:
-        measured = tf.raw_ops.AssignVariableOp(resource=self.bound.handle, value=_largest_of(self.public))
+        largest = largest_of(_read_by_reference(self.public))
+        measured = tf.raw_ops.AssignVariableOp(resource=self.bound.handle, value=largest)
         with tf.control_dependencies([] if measured is None else [measured]):
             _move(self.public, self.private)
 
@@ -105,14 +106,19 @@ def require_rows(variable: keras.Variable, sentence: str) -> None:
         tf.raw_ops.DisableCopyOnRead(resource=resource(variable).handle)
 
 
+def size_of(values: tf.Tensor) -> tf.Tensor:
+    """The largest size of a number; NaN if one is."""
+    return tf.maximum(tf.reduce_max(values), -tf.reduce_min(values))  # without a copy of their sizes
+
+
+def largest_of(values: tf.Tensor) -> tf.Tensor:
+    """The largest size of a number, float64; infinite if one is NaN."""
+    size = tf.cast(size_of(values), tf.float64)
+    return tf.where(tf.math.is_nan(size), tf.constant(math.inf, tf.float64), size)
+
+
 def _has_rows(variable: tf.Variable) -> tf.Tensor:
     return tf.reduce_prod(tf.raw_ops.VariableShape(input=variable.handle)) > 0
-
-
-def _largest_of(variable: tf.Variable) -> tf.Tensor:
-    rows = _read_by_reference(variable)  # without a copy of their sizes
-    largest = tf.cast(tf.maximum(tf.reduce_max(rows), -tf.reduce_min(rows)), tf.float64)
-    return tf.where(tf.math.is_nan(largest), tf.constant(math.inf, tf.float64), largest)
 
 
 def _read_by_reference(variable: tf.Variable) -> tf.Tensor:

@@ -58,6 +58,10 @@ class History:
         """The totals before each of `steps`, `[..., columns]`."""
         return tf.gather(self.table, steps)
 
+    def columns_at(self, steps: tf.Tensor) -> list[tf.Tensor]:
+        """The same, each total by itself."""
+        return tf.unstack(self.look_up(steps), num=self.columns, axis=-1)
+
     def append(self, step: tf.Tensor, totals: tf.Tensor) -> Operations:
         """Enters the totals before `step`, in place; the room doubles when it runs out."""
         room = tf.shape(self.table, out_type=tf.int64)[0]
@@ -192,11 +196,11 @@ class WithoutMomentum(Aggregated):
         return tf.stack([totals[0] + tf.math.log(keep), tf.square(keep) * totals[1] + added])
 
     def find_debt(self, since: tf.Tensor, now: tf.Tensor, history: History) -> Owed:
-        then, totals = history.look_up(since), history.look_up(now)
+        (log_then, variance_then), (log, variance) = history.columns_at(since), history.columns_at(now)
         if not self.recursion.weight_decay:
-            return Owed(_root(totals[1] - then[:, 1])[:, None])
-        kept = tf.exp(totals[0] - then[:, 0])
-        return Owed(_root(totals[1] - tf.square(kept) * then[:, 1])[:, None], (kept,))
+            return Owed(tf.expand_dims(_root(variance - variance_then), 1))
+        kept = tf.exp(log - log_then)
+        return Owed(tf.expand_dims(_root(variance - tf.square(kept) * variance_then), 1), (kept,))
 
     def move(self, rows: Rows, coefficients: tuple[tf.Tensor, ...], noise: tf.Tensor, grid: tf.Tensor) -> Rows:
         return (coefficients[0][:, None] * rows[0] - noise[:, 0],)
@@ -223,10 +227,8 @@ class WithMomentum(Aggregated):
         mu = self.recursion.momentum
         carried = mu if self.recursion.nesterov else 1.0
         power = tf.pow(tf.constant(mu, tf.float64), tf.cast(now - since, tf.float64))
-        then, totals = history.look_up(since), history.look_up(now)
-        a = totals[0] - then[:, 0]
-        p = totals[1] - power * then[:, 1]
-        q = totals[2] - tf.square(power) * then[:, 2]
+        (a_then, p_then, q_then), (a, p, q) = history.columns_at(since), history.columns_at(now)
+        a, p, q = a - a_then, p - power * p_then, q - tf.square(power) * q_then
         cov = (p - carried * mu * q) / (1 - mu)
         var = (a - 2 * carried * mu * p + (carried * mu) ** 2 * q) / (1 - mu) ** 2
         # Cholesky of the 2x2 covariance: velocity first, then what the weight has beside it.

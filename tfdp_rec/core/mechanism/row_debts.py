@@ -20,7 +20,7 @@ import tensorflow as tf
 from tfdp_rec.core.ground.graph_checks import Check
 from tfdp_rec.core.ground.keras_internals import learning_rate_of
 from tfdp_rec.core.ground.refused import NotPrivate
-from tfdp_rec.core.ground.withheld_rows import find_withheld
+from tfdp_rec.core.ground.withheld_rows import find_withheld, size_of
 from tfdp_rec.core.mechanism.base import Step
 from tfdp_rec.core.mechanism.pending import Debt, History, Owed, Pending, RowMarks, choose_pending
 from tfdp_rec.core.mechanism.rules import Recursion, Rows
@@ -152,13 +152,17 @@ class RowDebts:
     def find_bound(self) -> tf.Tensor:
         """The bound of weights ahead of a step."""
         reach = self.optimizer.recursion.reach
+        sizes = [size.read_value() for size in self.sizes] + [reach * speed for speed in self._read_speeds()]
+        return _GROWTH * tf.reduce_max(tf.stack([*sizes, self.marks.largest.read_value()]))  # whose grid they stand on
+
+    def _read_speeds(self) -> list[tf.Tensor]:
+        """The largest velocity that each table was released with."""
         states = (find_withheld(table.state) for table in self.tables.values() if table.state is not None)
-        speeds = [reach * places.bound.read_value() for places in states if places is not None]
-        return _GROWTH * tf.reduce_max(tf.stack([*(size.read_value() for size in self.sizes), *speeds]))
+        return [places.bound.read_value() for places in states if places is not None]
 
     def _bound_of(self, step: Step) -> tf.Tensor:
         """The bound of weights in a step, whose noise may raise it."""
-        raised = tf.minimum(_ROOM * self._least_part * tf.abs(step.noise_scale), _AMPLE)
+        raised = tf.minimum(self.room * self._least_part * tf.abs(step.noise_scale), _AMPLE)
         return tf.maximum(step.bound, raised)
 
     def count(self, step: Step, before: tf.Tensor, now: tf.Tensor) -> Operations:
@@ -200,7 +204,7 @@ class RowDebts:
         # A schedule that ends at 0 gets there: its last steps are left out.
         if self.optimizer.recursion.has_velocity:  # which would move weights all the same
             return learning_rate
-        faint = _is_faint(tf.cast(learning_rate, tf.float64) * stddev, bound) & (stddev > 0)
+        faint = self._is_faint(tf.cast(learning_rate, tf.float64) * stddev, bound) & (stddev > 0)
         return tf.where(faint, 0.0, learning_rate)
 
     def warn_of_steps_left_out(self) -> None:
@@ -225,10 +229,19 @@ class RowDebts:
 
     def _check_noise(self, step: Step) -> Check:
         scale = tf.cast(step.learning_rate, tf.float64) * step.stddev
-        enough = ~_is_faint(scale, step.bound) | (step.stddev == 0)
-        if self.optimizer.recursion.has_velocity:  # which rests as long as no step was made
-            return enough | (scale == 0) & (self.marks.largest == 0), _MOVES_WITHOUT_NOISE
+        enough = ~self._is_faint(scale, step.bound) | (step.stddev == 0)
+        if self.optimizer.recursion.has_velocity:  # which rests as long as no step was made, nor velocity read
+            moving = tf.reduce_max(tf.stack([self.marks.largest.read_value(), *self._read_speeds()]))
+            return enough | (scale == 0) & (moving == 0), _MOVES_WITHOUT_NOISE
         return enough | (scale == 0) | self._is_scheduled, _TOO_FAINT
+
+    @property
+    def room(self) -> float:
+        """How many times its noise η s the bound of weights may be in a step."""
+        return _ROOM
+
+    def _is_faint(self, scale: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
+        return ~(self.room * tf.abs(scale) >= bound)  # also where one of them is NaN
 
     # Checkpoints.
 
@@ -250,18 +263,10 @@ def recursion_of(table: Table) -> Recursion:
     return table.rule
 
 
-def _is_faint(scale: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
-    return _ROOM * tf.abs(scale) < bound
-
-
-def size_of(values: tf.Tensor) -> tf.Tensor:
-    """The largest size of a number."""
-    return tf.maximum(tf.reduce_max(values), -tf.reduce_min(values))
-
-
 def _distinct(ids: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
     """The distinct ids among those that are counted."""
-    return tf.unique(tf.boolean_mask(ids, counted))[0]
+    places = tf.squeeze(tf.where(counted), axis=1)  # tf.boolean_mask is thirty operations
+    return tf.unique(tf.gather(ids, places))[0]
 
 
 _NO_OWNER = (

@@ -86,12 +86,6 @@ class Table:
             if (places := find_withheld(variable)) is not None:
                 places.withhold()
 
-    def publish(self) -> None:
-        """Lets the rows out, none of which owes noise."""
-        for variable in self.stored_variables:
-            if (places := find_withheld(variable)) is not None:
-                places.publish()
-
     def step(self, ids: tf.Tensor, move: tf.Tensor, learning_rate: Scalar) -> Operations:
         """A whole step, noise included, for some distinct rows. Rounding to the table's type comes last."""
         return self.write(ids, self.rule.step(self.read(ids), move, learning_rate))

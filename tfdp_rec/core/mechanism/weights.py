@@ -219,13 +219,20 @@ class PrivateWeights:
             require_rows(variable, _WITHHELD.format(variable.path))
 
 
-def refuse_decay_beside_others(optimizer: PrivateOptimizer, model: Any, tables: Iterable[keras.Variable]) -> None:
-    """Refuses an optimizer, before it is built, for tables that others train, if one of them makes them decay."""
-    # Decay also shrinks the noise of other optimizers, in another order if that comes late. The earlier optimizer
-    # of the same model has been settled and owes nothing.
+def refuse_unlike_others(optimizer: PrivateOptimizer, model: Any, tables: Iterable[keras.Variable]) -> None:
+    """Refuses an optimizer, before it is built, for tables that others train, if their noise would not be right."""
+    # Decay also shrinks the noise of other optimizers, in another order if that comes late. The bound that weights
+    # have where noise comes late binds no other mechanism. The earlier optimizer of the same model has been settled and
+    # owes nothing.
     for table in tables:
         owner = vars(table).get(_OWNER)
         others = [each for each, of in owner.find_debtors(table) if of is not model] if owner else []
+        if any(each.pays_late != optimizer.pays_late for each in others):
+            raise NotPrivate(
+                f"Table '{table.path}' is trained by {type(others[0]).__name__} and by {type(optimizer).__name__}, of "
+                "which one adds noise late and one at once: train it by one of them, or give each model a table of its "
+                "own."
+            )
         decays = any(each.recursion.weight_decay for each in (optimizer, *others))
         if others and (decays or table.regularizer is not None):
             raise NotPrivate(

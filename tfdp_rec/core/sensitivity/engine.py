@@ -306,7 +306,8 @@ def clip(
     depths = {path: by_type[dtype] for path, dtype in types.items()}
     weighted = Weighted(collected, weights, depths)
     reads = reads_by_table(collected, counted & tf.math.is_finite(norms))
-    norms, losses = (tf.boolean_mask(values, counted) for values in (norms, losses))
+    places = tf.squeeze(tf.where(counted), axis=1)
+    norms, losses = (tf.gather(values, places) for values in (norms, losses))
     return ClippedSum(weighted, norms, l2_norm_clip, losses, reads)
 
 

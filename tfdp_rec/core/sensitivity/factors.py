@@ -74,7 +74,7 @@ def length(tensor: tf.Tensor) -> tf.Tensor:
     values = count_along(tensor.shape[-1], tensor, -1)
     # One pass over the tensor; squaring and adding up would make three.
     found = tf.raw_ops.EuclideanNorm(input=tensor, axis=[-1])
-    return found * _error_factor(values / 2, tensor.dtype) + _FLOOR * tf.sqrt(tf.cast(values, tensor.dtype))
+    return found * _error_factor(values / 2, tensor.dtype) + _FLOOR * values**0.5
 
 
 def length_of_all(tensor: tf.Tensor) -> tf.Tensor:

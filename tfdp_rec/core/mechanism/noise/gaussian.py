@@ -108,7 +108,12 @@ class EntropyNoise(NoiseSource):
         return tf.split(values, [tf.size(scale) for scale in scales]) if len(scales) > 1 else [values]
 
     def _key(self) -> tf.Tensor:
-        return self._current_generator().uniform_full_int([_WORDS], dtype=tf.uint32)
+        # As `uniform_full_int`, in half as many operations: each table draws here.
+        generator = self._current_generator()
+        counter, key = tf.split(tf.bitcast(generator.skip(_WORDS), tf.uint64), [2, 1])
+        return tf.raw_ops.StatelessRandomUniformFullIntV2(
+            shape=[_WORDS], key=key, counter=counter, alg=generator.algorithm, dtype=tf.uint32
+        )
 
     @tf.autograph.experimental.do_not_convert
     def bits(self, variable: int, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
