@@ -223,7 +223,7 @@ def release_by_hand(optimizer):
     for table in optimizer.tables.values():
         for variable in table.stored_variables:
             vars(variable)["withheld"].publish()
-    optimizer.debts.warn_of_steps_left_out()
+    optimizer.debts.bound.warn_of_steps_left_out()
 
 
 def of_this_machine(*folders):

@@ -12,10 +12,10 @@ from scipy import stats
 
 import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
-from tfdp_rec.core.mechanism import row_debts
 from tfdp_rec.core.mechanism.base import Step
 from tfdp_rec.core.mechanism.noise import gaussian as module
 from tfdp_rec.core.mechanism.noise.meeting import add_on_grid, grid_of, on_grid
+from tfdp_rec.core.mechanism.weight_bound import WeightBound
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, Request, SecureNoise
 from tfdp_rec.privacy import optimised_correlation
 from tfdp_rec.sparse.preselection import Preselection
@@ -223,7 +223,7 @@ def test_momentum_does_not_move_rows_without_noise(make):
 
 def test_decay_is_the_same_for_rows_that_are_read_and_others(monkeypatch):
     """In float32 what decay leaves was off by up to 2⁻²⁵: a shift of all of a row's weights, beside the clip."""
-    monkeypatch.setattr(row_debts, "_ROOM", 2.0**22)  # for a noise that hides none of it
+    monkeypatch.setattr(WeightBound, "room", 2.0**22)  # for a noise that hides none of it
     table, optimizer = table_and(
         tfdp_rec.LazyDPSGD, 0.1, start=0.999, width=1_000_000, weight_decay=1e-6, noise_multiplier=4e-5
     )
@@ -408,8 +408,8 @@ def test_a_bounded_move_changes_no_more_than_the_move():
     for each in (*rng.normal(size=[2, 4, 200]) * 3.0, np.zeros([4, 200])):
         slices = tf.IndexedSlices(tf.constant(each, tf.float32), tf.range(4, dtype=tf.int64))
         clipped = ClippedSum({table.path: slices}, tf.zeros([1]), one, tf.zeros([1]))
-        made = Step(clipped, tf.constant(1.0, tf.float64), small, one, one, {}, optimizer.debts.find_bound())
-        (found,) = optimizer.debts.bound_moves(made)
+        made = Step(clipped, tf.constant(1.0, tf.float64), small, one, one, {}, optimizer.debts.bound.find())
+        (found,) = optimizer.debts.bound.limit_moves(made)
         moves.append((made.move(optimizer.tables[table.path]).values.numpy(), found.numpy()))
     (one, kept), (other, also), (_, nothing) = moves
     assert (nothing == 0).all() and (kept != one).any() and (kept == one).any()
@@ -427,8 +427,8 @@ def test_a_bounded_move_is_a_function_of_its_row():
         gradients = -tf.constant([[np.nextafter(move, np.float32(9))], [other]])
         slices = tf.IndexedSlices(gradients, tf.range(2, dtype=tf.int64))
         clipped = ClippedSum({table.path: slices}, tf.zeros([1]), one, tf.zeros([1]))
-        made = Step(clipped, tf.constant(1.0, tf.float64), small, one, one, {}, optimizer.debts.find_bound())
-        found.append(float(optimizer.debts.bound_moves(made)[0][0, 0]))
+        made = Step(clipped, tf.constant(1.0, tf.float64), small, one, one, {}, optimizer.debts.bound.find())
+        found.append(float(optimizer.debts.bound.limit_moves(made)[0][0, 0]))
     assert found[0] == found[1] == move
 
 

@@ -25,24 +25,30 @@ from tfdp_rec.core.mechanism.arguments import Numbers, Planned
 from tfdp_rec.core.mechanism.correlated_noise import Correlation
 from tfdp_rec.core.mechanism.lazy_dp_sgd import LazyDPSGD
 from tfdp_rec.core.mechanism.pending import Owed, Pending, Replayed
-from tfdp_rec.core.mechanism.row_debts import RowDebts, recursion_of
+from tfdp_rec.core.mechanism.row_debts import RowDebts
 from tfdp_rec.core.mechanism.rules import Recursion, Rows
-from tfdp_rec.core.mechanism.tables import Operations, Table
+from tfdp_rec.core.mechanism.tables import Operations, Table, recursion_of
+from tfdp_rec.core.mechanism.weight_bound import WeightBound
 from tfdp_rec.correlated.dp_ftrl import CorrelatedOptimizer
 from tfdp_rec.correlated.maps import Correlated
+
+
+class BoundOfPlan(WeightBound):
+    """The bound of weights under a plan of noise that cancels: what roundings add to a row that is read adds up."""
+
+    @property
+    def room(self) -> float:
+        return super().room * min(1.0, 4.0 / self.optimizer.correlation.steps**0.5)
 
 
 class DebtsWithBuffers(RowDebts):
     """What rows owe of correlated noise: a settled row's buffers are those of the present step, too."""
 
+    bound_kind = BoundOfPlan
+
     def make_pending(self, recursion: Recursion) -> Pending:
         kind = Correlated if self.optimizer.aggregate_noise else Replayed
         return kind(recursion, self.optimizer.correlation.strategy)
-
-    @property
-    def room(self) -> float:
-        # The noise of steps cancels, and what roundings add to that of a row that is read adds up.
-        return super().room * min(1.0, 4.0 / self.optimizer.correlation.steps**0.5)
 
     def settle_rows(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, by_mark: Owed | None = None) -> None:
         with self.optimizer.course.whole():

@@ -36,9 +36,10 @@ from tfdp_rec.core.mechanism.lazy_dp_sgd import LazyDPSGD
 from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
 from tfdp_rec.core.mechanism.noise.gaussian import EntropyNoise
 from tfdp_rec.core.mechanism.noise.keyed import KeyedNoise
-from tfdp_rec.core.mechanism.pending import History
-from tfdp_rec.core.mechanism.row_debts import RowDebts, recursion_of
-from tfdp_rec.core.mechanism.tables import Table
+from tfdp_rec.core.mechanism.pending import History, RowMarks
+from tfdp_rec.core.mechanism.row_debts import RowDebts
+from tfdp_rec.core.mechanism.tables import Table, recursion_of
+from tfdp_rec.core.mechanism.weight_bound import WeightBound
 from tfdp_rec.core.sensitivity.engine import ClippedSum
 from tfdp_rec.distribute.checkpoint import ServerState
 from tfdp_rec.distribute.sections import Lock
@@ -57,26 +58,19 @@ class ServedHistory(History):
         return tf.ensure_shape(super().look_up(steps), [*steps.shape, self.columns])
 
 
-class ServedDebts(RowDebts):
-    """What rows of a server owe; the steps of other workers may have landed since the rows of a gradient were read."""
+class ServedBound(WeightBound):
+    """The bound of the weights on a server, which measures them where they are settled."""
 
-    history_kind = ServedHistory
-    arrives_late = True
-
-    def __init__(self, optimizer: Any):
-        super().__init__(optimizer)
+    def __init__(self, optimizer: Any, marks: RowMarks):
+        super().__init__(optimizer, marks)
         self._size = tf.Variable(math.inf, trainable=False, dtype=tf.float64)  # none is known before a settling
 
     @property
     def sizes(self) -> list[tf.Variable]:
         return [self._size]
 
-    def settle_all(self) -> None:
-        super().settle_all()
-        self._measure()
-
-    def _measure(self) -> None:
-        # The largest weight, and where a velocity takes one, of rows that owe nothing.
+    def measure(self) -> None:
+        """Finds the largest weight, and where a velocity takes one, of rows that owe nothing."""
         self._size.assign(0.0)
         for table in self.tables.values():
 
@@ -86,6 +80,19 @@ class ServedDebts(RowDebts):
                 self._size.assign(tf.maximum(self._size.read_value(), largest_of(found)))
 
             table.sweep(act)
+
+
+class ServedDebts(RowDebts):
+    """What rows of a server owe; the steps of other workers may have landed since the rows of a gradient were read."""
+
+    history_kind = ServedHistory
+    arrives_late = True
+    bound_kind = ServedBound
+    bound: ServedBound
+
+    def settle_all(self) -> None:
+        super().settle_all()
+        self.bound.measure()
 
     @property
     def pending_variables(self) -> dict[str, tf.Variable]:

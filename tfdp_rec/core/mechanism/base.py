@@ -356,8 +356,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         stddev = tf.constant(self.noise_multiplier, tf.float64) * tf.cast(clipped.sensitivity, tf.float64) / batch
         learning_rate = tf.cast(learning_rate_now(self), tf.float32)
         late = self.debts if self.tables else None
-        bound = None if late is None else late.find_bound()
-        by_rate = learning_rate if late is None else late.pace_of(learning_rate, stddev, bound)
+        bound = None if late is None else late.bound.find()
+        by_rate = learning_rate if late is None else late.bound.pace_of(learning_rate, stddev, bound)
         pace = tf.ones_like(learning_rate) if self.table_rule else by_rate
         step = Step(clipped, batch, stddev, learning_rate, pace, upcoming or {}, bound)
         # What is more than float32 holds is infinite, or no number, whatever noise is added to it.

@@ -41,9 +41,9 @@ from tfdp_rec.core.mechanism.arguments import Numbers, Planned
 from tfdp_rec.core.mechanism.base import PrivateOptimizer, Step
 from tfdp_rec.core.mechanism.noise.base import Request
 from tfdp_rec.core.mechanism.pending import step_on, weights_on
-from tfdp_rec.core.mechanism.row_debts import RowDebts, recursion_of
+from tfdp_rec.core.mechanism.row_debts import RowDebts
 from tfdp_rec.core.mechanism.rules import Recursion
-from tfdp_rec.core.mechanism.tables import Table, run_after
+from tfdp_rec.core.mechanism.tables import Table, recursion_of, run_after
 
 
 @keras.saving.register_keras_serializable(package="tfdp_rec")
@@ -101,7 +101,7 @@ class LazyDPSGD(PrivateOptimizer):
         before = self.debts.marks.now()
         if self.debts.arrives_late:  # what a row owes is older than the gradient that comes to it, and is settled first
             self.debts.settle_rows({path: step.move(table).indices for path, table in self.tables.items()}, before)
-        now, moves = before + 1, self.debts.bound_moves(step)
+        now, moves = before + 1, self.debts.bound.limit_moves(step)
         with run_after(self.debts.count(step, before, now)):
             self._step_rows(step, moves, before)
         self.debts.settle_upcoming(step.upcoming, now)

@@ -314,8 +314,6 @@ class RowMarks:
         # The largest η s since all rows were settled, or of all steps. All weights stand on its grid: on which steps a
         # row has been read or settled must not show in a weight's last bits.
         self.largest = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="largest")
-        # The number of steps that tables have left out since the last warning of it.
-        self.left_out = tf.Variable(0, trainable=False, dtype=tf.int64, name="left_out")
         self.histories = histories
         self.marks = {
             path: tf.Variable(tf.zeros([count], tf.int32), trainable=False, name="marks")

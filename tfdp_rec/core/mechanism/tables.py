@@ -100,3 +100,9 @@ class Table:
 
         start = tf.constant(0, tf.int64)
         tf.while_loop(lambda at: at < self.rows, body, (start,), parallel_iterations=1)
+
+
+def recursion_of(table: Table) -> Recursion:
+    """The recursion of a table, whose rows make every step."""
+    assert isinstance(table.rule, Recursion), "no lazy mechanism takes another rule"
+    return table.rule

@@ -187,7 +187,7 @@ class PrivateWeights:
                     places.publish()
         for optimizer, _ in self._trained:
             if optimizer.debts is not None:
-                optimizer.debts.warn_of_steps_left_out()
+                optimizer.debts.bound.warn_of_steps_left_out()
 
     def release_outside_steps(self) -> None:
         """Releases, except within a step and while a graph is traced."""

@@ -1,0 +1,158 @@
+"""The bound of weights whose noise comes late, and the steps that it leaves no room for.
+
+Where a step's noise is less than float32 holds beside a weight, a row that is read stays where it is, and one that is
+not moves by the noise of many steps, which tells one from the other. So the weights of such tables have a bound R, and
+a step with too little noise beside it is left out or refused:
+
+    R = 4 max(weights as they were released, η s whose grid is kept),    raised to 2¹⁸ η s by a step, or less
+    η s ≥ 2⁻¹⁹ R    in every step
+
+Both follow from public numbers: what the rows of a batch hold decides nothing. docs/privacy-noise.md has the proof.
+"""
+
+from __future__ import annotations
+
+import math
+import warnings
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from tfdp_rec.core.ground.graph_checks import Check
+from tfdp_rec.core.ground.keras_internals import learning_rate_of
+from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.ground.withheld_rows import find_withheld, size_of
+from tfdp_rec.core.mechanism.base import Step
+from tfdp_rec.core.mechanism.pending import RowMarks
+from tfdp_rec.core.mechanism.tables import Operations, assign, recursion_of
+
+
+class WeightBound:
+    """The bound of the weights in an optimizer's tables."""
+
+    def __init__(self, optimizer: Any, marks: RowMarks):
+        self.optimizer, self.tables, self._marks = optimizer, optimizer.tables, marks
+        self._has_velocity, self._is_scheduled = optimizer.recursion.has_velocity, is_scheduled(optimizer)
+        # Of the largest η s, the least that a step may have. A schedule falls far; a velocity carries noise far.
+        by_rate = 2.0**-7 if self._is_scheduled else 0.5
+        self._least_part = 2.0**-4 if self._has_velocity else by_rate
+        # The number of steps that tables have left out since the last warning of it.
+        self._left_out = tf.Variable(0, trainable=False, dtype=tf.int64, name="left_out")
+
+    @property
+    def room(self) -> float:
+        """How many times its noise η s the bound may be in a step."""
+        return 2.0**19  # noise takes no weight as far as to twice the bound, where float32 has steps of η s / 8
+
+    @property
+    def sizes(self) -> list[tf.Variable]:
+        """The largest weight that each table was released with, and what steps raise that to."""
+        several = [(table.path, find_withheld(table.variable)) for table in self.tables.values()]
+        without = [path for path, places in several if places is None]
+        if without:
+            raise NotPrivate(_NO_OWNER.format(without[0]))
+        return [places.bound for _, places in several if places is not None]
+
+    def find(self) -> tf.Tensor:
+        """The bound ahead of a step."""
+        reach = self.optimizer.recursion.reach
+        sizes = [size.read_value() for size in self.sizes] + [reach * speed for speed in self._read_speeds()]
+        return _GROWTH * tf.reduce_max(tf.stack([*sizes, self._marks.largest.read_value()]))  # whose grid they stand on
+
+    def _read_speeds(self) -> list[tf.Tensor]:
+        """The largest velocity that each table was released with."""
+        states = (find_withheld(table.state) for table in self.tables.values() if table.state is not None)
+        return [places.bound.read_value() for places in states if places is not None]
+
+    def _find_within(self, step: Step) -> tf.Tensor:
+        """The bound in a step, whose noise may raise it."""
+        raised = tf.minimum(self.room * self._least_part * tf.abs(step.noise_scale), _AMPLE)
+        return tf.maximum(step.bound, raised)
+
+    def count(self, step: Step) -> Operations:
+        """Raises the bound to that of a step, and counts it if tables leave it out."""
+        size = self._find_within(step) / _GROWTH
+        raised = [done for each in self.sizes for done in assign(each, size)]
+        is_left_out = tf.cast((step.pace == 0) & (step.learning_rate != 0), tf.int64)
+        return raised + assign(self._left_out, self._left_out + is_left_out)
+
+    def limit_moves(self, step: Step) -> list[tf.Tensor]:
+        """−η ĝ of the rows of each table, none of which takes a weight past the bound, or further past it.
+
+        A function of a row for each row, that changes no more than its move does: the sensitivity stays as it is.
+        """
+        tables = self.tables.values()
+        bound = tf.where(step.stddev == 0, math.inf, tf.cast(self._find_within(step), tf.float32))
+        moves = [step.move(table).values for table in tables]
+        rests = [recursion_of(table).rest(step.rows(table), step.pace) for table in tables]
+        reaches = [recursion_of(table).reach for table in tables]
+
+        def keep_within() -> list[tf.Tensor]:
+            several = zip(moves, rests, reaches, strict=True)
+            return [
+                tf.clip_by_value(move, tf.minimum(-bound - rest, 0.0) / reach, tf.maximum(bound - rest, 0.0) / reach)
+                for move, rest, reach in several
+            ]
+
+        several = zip(moves, rests, reaches, strict=True)
+        furthest = [size_of(rest) + reach * size_of(move) for move, rest, reach in several]
+        # Well within the bound no move is cut. Without a margin, roundings of the sum would decide for other rows.
+        is_within = tf.reduce_max(tf.stack(furthest)) <= bound * (1 - 2.0**-20)
+        return tf.cond(is_within, lambda: moves, keep_within)
+
+    def pace_of(self, learning_rate: tf.Tensor, stddev: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
+        """The learning rate of tables in a step of that rate and noise: 0 where they leave the step out."""
+        # A schedule that ends at 0 gets there: its last steps are left out.
+        if self._has_velocity:  # which would move weights all the same
+            return learning_rate
+        faint = self._is_faint(tf.cast(learning_rate, tf.float64) * stddev, bound) & (stddev > 0)
+        return tf.where(faint, 0.0, learning_rate)
+
+    def check_noise(self, step: Step) -> Check:
+        """A check that the noise of a step is enough."""
+        scale = tf.cast(step.learning_rate, tf.float64) * step.stddev
+        enough = ~self._is_faint(scale, step.bound) | (step.stddev == 0)
+        if self._has_velocity:  # which rests as long as no step was made, nor velocity read
+            moving = tf.reduce_max(tf.stack([self._marks.largest.read_value(), *self._read_speeds()]))
+            return enough | (scale == 0) & (moving == 0), _MOVES_WITHOUT_NOISE
+        return enough | (scale == 0) | self._is_scheduled, _TOO_FAINT
+
+    def _is_faint(self, scale: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
+        return ~(self.room * tf.abs(scale) >= bound)  # also where one of them is NaN
+
+    def warn_of_steps_left_out(self) -> None:
+        """Warns of the steps that tables have left out since it was last called."""
+        left_out = int(self._left_out.numpy())
+        self._left_out.assign(0)
+        if left_out:
+            warnings.warn(_LEFT_OUT.format(left_out), stacklevel=2)
+
+
+def is_scheduled(optimizer: Any) -> bool:
+    """Whether an optimizer's learning rate is a schedule."""
+    return isinstance(learning_rate_of(optimizer), keras.optimizers.schedules.LearningRateSchedule)
+
+
+_AMPLE = 64.0  # a bound that noise does not raise further, so that a rate may fall the more where noise is large
+_GROWTH = 4.0  # times the largest weight that was released, a weight may become
+_NO_OWNER = (
+    "'{}' has no owner that would withhold its rows while they owe noise: have a tfdp_rec.PrivateModel (or the mix-in "
+    "tfdp_rec.PrivateTraining) build the optimizer, by model.prepare(batch) or fit."
+)
+_MOVES_WITHOUT_NOISE = (
+    "The noise of this step is too small beside the weights, or beside that of earlier steps, and momentum still moves "
+    "the weights: none would hide in their last bits which rows were read. Use a larger learning_rate or l2_norm_clip, "
+    "end a schedule above a sixteenth of its largest rate, or leave momentum out."
+)
+_TOO_FAINT = (
+    "The noise of this step is less than a hundred-thousandth of the largest weight, or much less than that of an "
+    "earlier step: in float32 a row that is read would not move, and one that is not read would, by the noise of many "
+    "steps. Use a larger learning_rate or l2_norm_clip, or DPSGD; before you lower a learning rate, call "
+    "model.settle(), or give a keras.optimizers.schedules.LearningRateSchedule."
+)
+_LEFT_OUT = (
+    "Tables left out {} steps of a low learning rate, since the last release, whose noise was too small beside their "
+    "weights or beside that of earlier steps (docs/privacy-noise.md). If it was not the end of a schedule, use a "
+    "larger learning_rate or l2_norm_clip, or DPSGD."
+)
