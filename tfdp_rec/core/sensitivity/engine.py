@@ -134,11 +134,11 @@ def collect(
     """The factors of every trainable variable from one backward pass; refused if `reading` finds examples mixed."""
     # Losses of rows that are not counted, being repeated or of no data, are not differentiated.
     gradients, direct = recorder.differentiate(losses, None if counted is None else tf.cast(counted, losses.dtype))
-    read = reading.read(recorder.calls, losses, gradients)
+    read, size = reading.read(recorder.calls, losses, gradients), tf.size(losses)
     collected: Factors = {}
     covered: set[str] = set()
     for one in read:
-        for variable, factor in factors_of(one, tf.shape(losses)[0], reading):
+        for variable, factor in factors_of(one, size, reading):
             covered.add(variable.path)
             if variable.trainable:
                 collected.setdefault(variable.path, []).append(factor)

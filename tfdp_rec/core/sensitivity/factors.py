@@ -93,7 +93,11 @@ def total(lengths: tf.Tensor) -> tf.Tensor:
 
 def join_axes(tensor: tf.Tensor, start: int, end: int) -> tf.Tensor:
     """`tensor` with its axes from `start` up to `end` as one, or a new one if they are none. Lengths may be 0."""
-    lengths = [tf.shape(tensor)[axis] if length is None else length for axis, length in enumerate(tensor.shape)]
+    known = tensor.shape.as_list()
+    joined = [*known[:start], None if None in known[start:end] else math.prod(known[start:end]), *known[end:]]
+    if joined.count(None) <= 1 and 0 not in joined:  # one operation, with no arithmetic of shapes
+        return tf.reshape(tensor, [-1 if length is None else length for length in joined])
+    lengths = [tf.shape(tensor)[axis] if length is None else length for axis, length in enumerate(known)]
     return tf.reshape(tensor, [*lengths[:start], math.prod(lengths[start:end]), *lengths[end:]])
 
 
@@ -107,14 +111,14 @@ def _flat(tensor: tf.Tensor) -> tf.Tensor:
 def _weigh(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """`weights[b] * tensor[b]`, zero for a weight of zero and an infinite or undefined gradient."""
     rows = _flat(tensor)
-    weighed = tf.math.multiply_no_nan(rows, tf.cast(weights, tensor.dtype)[:, None])
+    weighed = tf.math.multiply_no_nan(rows, tf.expand_dims(tf.cast(weights, tensor.dtype), 1))
     return weighed if rows is tensor else tf.reshape(weighed, tf.shape(tensor))
 
 
 def _silence(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     """`tensor` with the examples of weight zero set to zero; no work if there are none."""
-    kept = _silence_rows(weights, _flat(tensor))
-    return tf.ensure_shape(tf.reshape(kept, tf.shape(tensor)), tensor.shape)
+    kept = _silence_rows(weights, rows := _flat(tensor))
+    return tf.ensure_shape(kept if rows is tensor else tf.reshape(kept, tf.shape(tensor)), tensor.shape)
 
 
 @float_sums.trace_once
@@ -225,9 +229,10 @@ class PerExample(Factor):
         return length_of_all(self.values)
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor:
-        shape = tf.shape(self.values)[1:]
         added = float_sums.examples(_flat(_weigh(weights, self.values)), depth.whole)
-        return tf.ensure_shape(tf.reshape(added, shape), self.values.shape[1:])
+        if self.values.shape.rank != 2:
+            added = tf.reshape(added, tf.shape(self.values)[1:])
+        return tf.ensure_shape(added, self.values.shape[1:])
 
     def to_float64(self) -> PerExample:
         return PerExample(tf.cast(self.values, tf.float64))
@@ -297,7 +302,8 @@ class Outer(Factor):
         x, g = _silence(weights, self.x), _weigh(weights, self.g)
         flat_x, flat_g = (v if v.shape.rank == 2 else join_axes(v, 0, 2) for v in (x, g))
         added = float_sums.products(flat_x, flat_g, depth.whole if self.whole else depth.parts)
-        return self.assemble(tf.ensure_shape(added, [self.x.shape[-1], self.g.shape[-1]])[None])[0]
+        added = tf.ensure_shape(added, [self.x.shape[-1], self.g.shape[-1]])
+        return tf.squeeze(self.assemble(tf.expand_dims(added, 0)), 0)
 
     def rebuild(self, x: tf.Tensor, g: tf.Tensor) -> Outer:
         """The same factor of other numbers."""

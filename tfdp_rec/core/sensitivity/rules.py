@@ -16,7 +16,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -239,7 +239,12 @@ def _bias(gradient: tf.Tensor, shape: tuple[int, ...]) -> factors.PerExample:
     if not axes and gradient.shape[1:] == shape:
         return factors.PerExample(gradient)
     summed = tf.reduce_sum(factors.wide(gradient), axis=axes) if axes else factors.wide(gradient)
-    return factors.PerExample(tf.reshape(summed, [tf.shape(gradient)[0], *shape]))
+    return factors.PerExample(_shaped(summed, shape))
+
+
+def _shaped(values: tf.Tensor, shape: Sequence[int]) -> tf.Tensor:
+    """`[batch, …]` as `[batch, *shape]`."""
+    return values if values.shape[1:] == tuple(shape) else tf.reshape(values, [tf.shape(values)[0], *shape])
 
 
 class ActivatedRule(Rule):
@@ -367,7 +372,7 @@ class LayerNormalizationRule(Rule):
 
         def sum_positions(tensor: tf.Tensor) -> factors.PerExample:
             found = tf.reduce_sum(tensor, axis=others) if others else tensor
-            return factors.PerExample(tf.reshape(found, [tf.shape(found)[0], *(x.shape[a] for a in layer.axis)]))
+            return factors.PerExample(_shaped(found, [x.shape[a] for a in layer.axis]))
 
         if layer.gamma is not None:
             mean, variance = tf.nn.moments(x, axes=axes, keepdims=True)

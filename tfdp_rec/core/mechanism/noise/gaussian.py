@@ -144,9 +144,12 @@ def _sample(pairs: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
 
 
 def _pairs(pairs: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    index = tf.bitcast(tf.range(pairs, dtype=tf.int32), tf.uint32)
-    words = threefry((index, key[0], key[1], key[2]), (key[3], key[4], key[5], key[6]))
-    return gaussian_pairs(words, tf.float64)
+    return _PAIRS_OF(tf.bitcast(tf.range(pairs, dtype=tf.int32), tf.uint32), key)
+
+
+def _pairs_of(index: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+    first, second, third, *rest = tf.unstack(key, num=_WORDS)
+    return gaussian_pairs(threefry((index, first, second, third), tuple(rest)), tf.float64)
 
 
 def _noisy(pairs: tf.Tensor, key: tf.Tensor, scale: tf.Tensor, grid: tf.Tensor, onto: list[tf.Tensor]) -> tf.Tensor:
@@ -190,7 +193,9 @@ def _bucket(pairs: tf.Tensor) -> tf.Tensor:
     return tf.cast(tf.maximum((pairs + unit - 1) // unit, 1) * unit, tf.int32)
 
 
-# Shared, so that XLA compiles a length once.
+# Shared, so that it is traced once, and XLA compiles a length once.
+_WORD_SPECS = [tf.TensorSpec([None], tf.uint32), tf.TensorSpec([_WORDS], tf.uint32)]
+_PAIRS_OF = SharedGraph(_pairs_of, input_signature=_WORD_SPECS)
 _COMPILED = SharedGraph(_sample, jit_compile=True)
 _COMPILED_NOISY = SharedGraph(_noisy, jit_compile=True)
 _COMPILED_ROWS = _rows_by(SharedGraph(_noisy_rows, jit_compile=True))
