@@ -148,7 +148,7 @@ def _coordinate(cluster: Cluster, folder: Path) -> int:
         print("the checkpoint is behind a release", file=sys.stderr, flush=True)
         return WRONG
     dispatched, made = (os.open(folder / n, os.O_WRONLY | os.O_CREAT | os.O_APPEND) for n in ("dispatched", "made"))
-    step = trainer._step
+    step = trainer._rounds.step
 
     def counted(*arguments: Any) -> Any:
         os.write(dispatched, b"!")
@@ -156,7 +156,7 @@ def _coordinate(cluster: Cluster, folder: Path) -> int:
         os.write(made, b"!")
         return result
 
-    trainer._step = counted
+    trainer._rounds.step = counted
     while os.getppid() == supervisor:
         last = (folder / "finish").exists()
         trainer.fit(STEPS_A_FIT, steps_per_report=10, verbose=0)

@@ -310,8 +310,8 @@ def reads(cluster, name, steps):
     seen = []
     worker_step.finite_loss = lambda clipped: (clipped.losses[0], clipped.losses[1])  # of the units, not their sum
     trainer = linear_trainer(cluster, name, 2)
-    trainer._progress.add = lambda losses, draw: seen.append(losses)
-    trainer._progress.seconds = lambda: 0.0
+    trainer._rounds.progress.add = lambda losses, draw: seen.append(losses)
+    trainer._rounds.progress.seconds = lambda: 0.0
     trainer.fit(steps, steps_per_report=steps, verbose=0)
     there, wrong = states(name, steps), 0
     for unit, (touched, read) in enumerate(IDS):

@@ -7,19 +7,19 @@ import pytest
 from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.distribute.attempts import Attempts, open_attempts
-from tfdp_rec.distribute.trainer import ParameterServerTrainer, _Progress
+from tfdp_rec.distribute.rounds import Rounds
+from tfdp_rec.distribute.trainer import ParameterServerTrainer
 from tfdp_rec.privacy import PoissonSampling
 
 SAMPLING = PoissonSampling(1000, 10, unit="user")
 
 
-def trainer_of(attempts, attempt_all):
-    """The parts of a trainer that a round needs; `attempt_all(attempt, number)` stands for the workers."""
-    trainer = object.__new__(ParameterServerTrainer)
-    trainer._attempts, trainer._progress, trainer._between_rounds = attempts, _Progress(), threading.RLock()
-    trainer._event, trainer._rate, trainer.counted = lambda: GaussianDpEvent(1.0), lambda: 0.0, []
-    trainer._count, trainer._attempt_all = trainer.counted.append, attempt_all
-    return trainer
+def rounds_of(attempts, dispatch):
+    """Rounds without a cluster; `dispatch(attempt, number)` stands for the workers."""
+    rounds = Rounds(None, None, None, optimizer=None, source=None, attempts=attempts, watch=None)
+    rounds._event, rounds._rate, rounds.counted = lambda: GaussianDpEvent(1.0), lambda: 0.0, []
+    rounds._count, rounds._dispatch = rounds.counted.append, dispatch
+    return rounds
 
 
 @pytest.mark.parametrize("directory", [False, True])
@@ -31,11 +31,11 @@ def test_after_ctrl_c_no_worker_takes_an_attempt_that_is_not_counted(tmp_path, d
         taken.extend(attempts.take(1) for _ in range(3))
         raise KeyboardInterrupt
 
-    trainer = trainer_of(attempts, interrupted)
+    rounds = rounds_of(attempts, interrupted)
     with pytest.raises(KeyboardInterrupt):
-        trainer._round(10)
+        rounds.make(10)
     taken.extend(attempts.take(1) for _ in range(5))  # workers, later
-    assert taken == [True] * 3 + [False] * 5 and trainer.counted == [3] and attempts.count == 3
+    assert taken == [True] * 3 + [False] * 5 and rounds.counted == [3] and attempts.count == 3
 
 
 def test_attempts_that_cannot_be_given_back_count_as_made(tmp_path, monkeypatch):
@@ -47,11 +47,11 @@ def test_attempts_that_cannot_be_given_back_count_as_made(tmp_path, monkeypatch)
     def full(*arguments):
         raise OSError("No space left on device")
 
-    trainer = trainer_of(attempts, interrupted)
+    rounds = rounds_of(attempts, interrupted)
     monkeypatch.setattr(attempts._payments, "give_back", full)
     with pytest.raises(OSError, match="No space left"):
-        trainer._round(10)
-    assert trainer.counted == [10] == [attempts.count] and not attempts.take(1)
+        rounds.make(10)
+    assert rounds.counted == [10] == [attempts.count] and not attempts.take(1)
 
 
 def test_a_release_of_another_thread_waits_until_all_steps_are_counted(monkeypatch):
@@ -59,7 +59,7 @@ def test_a_release_of_another_thread_waits_until_all_steps_are_counted(monkeypat
     order, waits = [], threading.Event()
 
     class Lock:
-        """That of the trainer, which says when the other thread has come to it."""
+        """That of the rounds, which says when the other thread has come to it."""
 
         held = threading.RLock()
 
@@ -72,13 +72,14 @@ def test_a_release_of_another_thread_waits_until_all_steps_are_counted(monkeypat
             self.held.release()
 
     def steps(attempt, number):
-        trainer._attempts.take(1)
+        attempts.take(1)
         other.start()
         assert waits.wait(60) and not order
 
     monkeypatch.setattr("tfdp_rec.distribute.trainer.layers_within", lambda model: [])
-    trainer = trainer_of(Attempts(), steps)
-    trainer._between_rounds, trainer._count = Lock(), lambda made: order.append("counted")
+    attempts, trainer = Attempts(), object.__new__(ParameterServerTrainer)
+    trainer._rounds = rounds = rounds_of(attempts, steps)
+    rounds.pause, rounds._count = Lock(), lambda made: order.append("counted")
     history = SimpleNamespace(merge=lambda found: order.append("history"))
     local = SimpleNamespace(compile=lambda **options: None, open_history=lambda: history)
     trainer._model_fn, trainer._optimizer_fn, trainer._compile_options = lambda: local, lambda: None, {}
@@ -87,6 +88,6 @@ def test_a_release_of_another_thread_waits_until_all_steps_are_counted(monkeypat
     trainer._served = SimpleNamespace(fetch=lambda model: order.append("weights"))
     trainer._refuse_unresumed, trainer.save = lambda act: None, lambda: order.append("saved")
     other = threading.Thread(target=trainer.model)
-    trainer._round(10)
+    rounds.make(10)
     other.join(60)
     assert order == ["counted", "weights", "history", "saved"]

@@ -1,6 +1,6 @@
 """Private training on parameter servers: `ParameterServerTrainer`.
 
-    chief (this process)   dispatches steps, counts attempts, writes checkpoints, releases
+    chief (this process)   makes rounds of steps (`rounds.py`), writes checkpoints, releases
     worker                 one step after another: `worker_step.py`
     parameter server       a private optimizer of its own over what it holds: `parameter_server.py`
 
@@ -11,37 +11,28 @@ counted before it is dispatched, and again when it is dispatched again because i
 from __future__ import annotations
 
 import contextlib
-import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.core.claim.counters import void_of
 from tfdp_rec.core.claim.entries import Entries
-from tfdp_rec.core.claim.events import DpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.ledger import Ledger
-from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, SeenDraws, refusals_in_words, refuse_choosing, source_of
+from tfdp_rec.core.claim.sampling_proof import refuse_choosing, source_of
 from tfdp_rec.core.claim.schemes import PoissonSampling
-from tfdp_rec.core.ground.keras_internals import (
-    iterator_spec,
-    layers_within,
-    learning_rate_of,
-    random_states,
-    schedule,
-)
+from tfdp_rec.core.ground.keras_internals import iterator_spec, layers_within, random_states
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.distribute.attempts import open_attempts
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.cluster import Cluster
-from tfdp_rec.distribute.connection import Watch, connect, servers_alive
+from tfdp_rec.distribute.connection import Watch, connect
 from tfdp_rec.distribute.parameter_server import refuse_unserved
+from tfdp_rec.distribute.rounds import Rounds
 from tfdp_rec.distribute.served_model import ServedModel
-from tfdp_rec.distribute.worker_step import Made, WorkerStep
+from tfdp_rec.distribute.worker_step import WorkerStep
 from tfdp_rec.training.batch import examples_of
 from tfdp_rec.training.callback_checks import list_callbacks, refuse_forgetting
 from tfdp_rec.training.model import PrivateTraining
@@ -120,9 +111,6 @@ class ParameterServerTrainer:
             self._compile_options["microbatch_size"] = microbatch_size
         self._every, self._saved = checkpoint_every, 0
         self._begun_with = Entries()  # what was spent on the weights before this training
-        self._progress = _Progress()
-        # Held while steps are under way, which are counted at their end: what another thread releases or saves waits.
-        self._between_rounds = threading.RLock()
         cluster = Cluster(cluster_resolver.cluster_spec().as_dict())
         self._watch = Watch(cluster, seconds_without_progress)
         cluster.wait(seconds_to_connect)
@@ -145,26 +133,16 @@ class ParameterServerTrainer:
             self._spec = self._check_spec()
             devices = [f"/job:ps/replica:0/task:{i}/device:CPU:0" for i in range(len(cluster.servers))]
             self._served = ServedModel(self._cluster_model, self._optimizer, self._spec, devices, min_shard_bytes)
-            self._refuse_shared_seeds()
+            _refuse_shared_seeds(self._served.model)
             if begin_with is not None:
                 self._begin_with(begin_with)
             self._served.settle()
-            self._make_step()
+            self._rounds = self._make_rounds()
             self._checkpoints = self._make_checkpoints(checkpoint_directory)
             failed.pop_all()
         self._resumed = self._attempts.count == 0
 
     # Making.
-
-    def _refuse_shared_seeds(self) -> None:
-        """A worker that draws between another's new seed and its draw has the same masks, of neither alone."""
-        random = [layer.name for layer in layers_within(self._served.model) if random_states(layer)]
-        if random:
-            raise NotPrivate(
-                f"Layer '{random[-1]}' draws random numbers from a seed that the workers of a cluster would share, so "
-                "that steps of different examples could have the same masks. Leave out Dropout and its kin (and Keras' "
-                "recurrent layers, which always hold a seed), or train on one machine."
-            )
 
     def _begin_with(self, model: Any) -> None:
         """Takes a model's history, ahead of the weights that it is about, and its settled weights."""
@@ -208,16 +186,19 @@ class ParameterServerTrainer:
         """The model on the cluster: for callbacks, which may look at its optimizer. `model()` is the one to use."""
         return self._served.model
 
-    def _make_step(self) -> None:
+    def _make_rounds(self) -> Rounds:
         served = self._served
         make = WorkerStep(served.model.private_step, served.tables, served.servers, served.reader)
         function = tf.function(lambda iterator, rate: make(next(iterator), rate), autograph=False)
         make_data = tf.function(self._dataset_fn, autograph=False)
         self._dataset = self._coordinator.create_per_worker_dataset(make_data)
-        self._iterator = iter(self._dataset)
-        spec = iterator_spec(self._iterator)
+        iterator = iter(self._dataset)
         # Not under the strategy's scope: variables are updated where they are, which is nothing to the strategy.
-        self._step = function.get_concrete_function(spec, tf.TensorSpec([], tf.float64))
+        step = function.get_concrete_function(iterator_spec(iterator), tf.TensorSpec([], tf.float64))
+        return Rounds(
+            self._coordinator, step, iterator,
+            optimizer=self._optimizer, source=self._source, attempts=self._attempts, watch=self._watch,
+        )  # fmt: skip
 
     def _make_checkpoints(self, directory: str | None) -> Checkpoints | None:
         if directory is None:
@@ -269,7 +250,7 @@ class ParameterServerTrainer:
         self._refuse_unresumed("save")
         if self._checkpoints is None:
             return
-        with self._between_rounds:
+        with self._rounds.pause:
             count, mark, checkpoints = self._attempts.count, self._attempts.mark, self._checkpoints
             spent = self._find_other_uses()
             self._watch.during(lambda: checkpoints.save(count, mark, spent))
@@ -329,7 +310,7 @@ class ParameterServerTrainer:
         for report, number in enumerate(rounds):
             model.steps_per_execution = number
             listeners.on_train_batch_begin(report)
-            total += self._round(number)
+            total += self._rounds.make(number)
             logs = {"loss": float(total[0] / total[1]) if total[1] else float("nan")}
             listeners.on_train_batch_end(report, logs)
             if self._every is not None and self._attempts.count - self._saved >= self._every:
@@ -356,69 +337,6 @@ class ParameterServerTrainer:
         if saving:
             raise ValueError(f"{saving[0]} knows one machine's variables; give the trainer a checkpoint_directory.")
 
-    def _round(self, number: int) -> np.ndarray:
-        """So many attempts; the sum of losses and the number of examples."""
-        with self._between_rounds, self._count_attempts():
-            block = self._attempts.reserve(self._event(), number)
-            self._progress.total = np.zeros(2)
-            rate = tf.constant(self._rate(), tf.float64)
-
-            def attempt(iterator: Any) -> None:
-                if self._attempts.take(block):
-                    self._progress.add(*Made.of(self._step(iterator, rate).numpy()))
-
-            # Scheduling an attempt raises what an earlier one has failed of.
-            with refusals_in_words(), servers_alive():
-                self._attempt_all(attempt, number)
-            return self._progress.total
-
-    @contextlib.contextmanager
-    def _count_attempts(self) -> Iterator[None]:
-        """A block whose attempts are entered at its end, whatever it ends by."""
-        before = self._attempts.count
-        try:
-            yield
-        finally:
-            try:
-                # After Ctrl-C workers go on with what was scheduled: from here on none of them may take an attempt.
-                self._attempts.end()
-            finally:
-                if made := self._attempts.count - before:
-                    self._count(made)
-
-    def _count(self, made: int) -> None:
-        """Enters what a round has made; where a draw was used twice, which shows afterwards, nothing is proven."""
-        repeated, meter = self._progress.repeated, self._optimizer.privacy_history
-        source = NO_SAMPLING if repeated else self._source
-        meter.add(source, made, self._attempts.receipt if source.sampling is not None else "")
-        self._optimizer.iterations.assign_add(made)
-        if repeated:
-            self._attempts.take(self._attempts.reserve(NonPrivateDpEvent(), 1))
-
-    def _attempt_all(self, attempt: Callable[[Any], None], number: int) -> None:
-        try:
-            for _ in range(number):
-                # Not `schedule`, which takes graphs alone: every try, the first or another, must pass the count.
-                schedule(self._coordinator, attempt, (self._iterator,))
-            self._progress.restart()
-            while not self._coordinator.done():
-                if self._progress.seconds() > self._watch.patience:
-                    raise self._watch.no_step()
-                time.sleep(0.002)
-            self._coordinator.join()
-        except tf.errors.OutOfRangeError as problem:
-            raise ValueError("The data of dataset_fn ended: make it endless, with repeat().") from problem
-
-    def _event(self) -> DpEvent:
-        """What an attempt is paid for; nothing bounds its cost where no sampling drew, or noise can be repeated."""
-        if self._source.sampling is None or void_of(self._optimizer, self._source):
-            return NonPrivateDpEvent()
-        return self._optimizer.dp_event()
-
-    def _rate(self) -> float:
-        rate = learning_rate_of(self._optimizer)
-        return float(rate.numpy()) if isinstance(rate, keras.Variable) else 0.0  # a schedule is the servers' own
-
     # Release.
 
     def model(self) -> Any:
@@ -439,7 +357,7 @@ class ParameterServerTrainer:
         local.compile(optimizer=self._optimizer_fn(), **self._compile_options)
         if not all(layer.built for layer in layers_within(local)):
             local.private_tables.find(self._spec)
-        with self._between_rounds:
+        with self._rounds.pause:
             self._watch.during(lambda: self._served.fetch(local))
             local.open_history().merge(self._optimizer.privacy_history.snapshot())
             self.save()
@@ -464,25 +382,12 @@ class ParameterServerTrainer:
         self.close()
 
 
-class _Progress:
-    """The losses of a round, and when the last of them came."""
-
-    def __init__(self) -> None:
-        self._lock, self.total, self._draws, self.repeated = threading.Lock(), np.zeros(2), SeenDraws(), False
-        self.restart()
-
-    def restart(self) -> None:
-        self._last = time.monotonic()
-
-    def add(self, found: np.ndarray, draw: list[int]) -> None:
-        with self._lock:
-            try:
-                self._draws.add(*draw)
-            except NotPrivate:
-                self.repeated = True
-                raise
-            self.total = self.total + found
-            self._last = time.monotonic()
-
-    def seconds(self) -> float:
-        return time.monotonic() - self._last
+def _refuse_shared_seeds(model: Any) -> None:
+    """Refuses layers that draw: a worker that comes between another's new seed and its draw has the same masks."""
+    random = [layer.name for layer in layers_within(model) if random_states(layer)]
+    if random:
+        raise NotPrivate(
+            f"Layer '{random[-1]}' draws random numbers from a seed that the workers of a cluster would share, so "
+            "that steps of different examples could have the same masks. Leave out Dropout and its kin (and Keras' "
+            "recurrent layers, which always hold a seed), or train on one machine."
+        )
