@@ -199,6 +199,9 @@ class NeverWithheld(WithheldRows):
 
     is_withheld = False
 
+    def knows(self, optimizer):
+        return True
+
     def withhold(self):
         if not self._is_measured:
             with tf.init_scope():

@@ -40,10 +40,11 @@ KEYED = KeyedNoise(4)
 LISTED = ["in-use", "ledger.jsonl"]
 
 
-def model_of(rows=ROWS, kind=tfdp_rec.LazyDPSGD, noise=KEYED, **options):
+def model_of(rows=ROWS, kind=tfdp_rec.LazyDPSGD, noise=KEYED, items=None, **options):
     seeding.seed(0)
     ids = keras.Input([3], dtype="int32")
-    hidden = keras.layers.Flatten()(keras.layers.Embedding(rows, 4, name="items")(ids))
+    items = keras.layers.Embedding(rows, 4, name="items") if items is None else items
+    hidden = keras.layers.Flatten()(items(ids))
     model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(hidden))
     model.compile(optimizer_of(kind, noise=noise, **options), loss="mse", run_eagerly=True)
     return model
@@ -441,6 +442,24 @@ def test_what_another_model_owes_to_the_table_is_paid_before_a_checkpoint(tmp_pa
     again.checkpoint.resume(again.model)
     unread = np.setdiff1d(np.arange(ROWS), IDS[:6])
     assert np.all(np.any(again.model.layers[1].embeddings.numpy()[unread] != before[unread], axis=1))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_table_that_is_frozen_here_and_trained_by_another_model_is_settled_in_a_checkpoint(tmp_path, kind):
+    """The other model was not asked: rows came back, and were read, without its noise."""
+    items = keras.layers.Embedding(ROWS, 4, name="items", trainable=False)
+    setup = started(tmp_path, kind=kind, items=items)
+    items.trainable = True
+    other = another_on(items)
+    other.train_on_batch(IDS[:6], LABELS[:6])
+    items.trainable = False
+    assert not other.optimizer.releasable
+    before = rows_of(items.embeddings).numpy().copy()
+    setup.checkpoint.save()
+    assert other.optimizer.releasable
+    setup.checkpoint.resume(setup.model)
+    unread = np.setdiff1d(np.arange(ROWS), IDS[:6])
+    assert np.all(np.any(items.embeddings.numpy()[unread] != before[unread], axis=1))
 
 
 @pytest.mark.fast_cases("LazyDPSGD")

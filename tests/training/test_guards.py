@@ -493,6 +493,32 @@ def test_a_mechanism_that_adds_noise_at_once_is_refused_beside_one_that_adds_it_
             second.train_on_batch(*BATCHES[0])
 
 
+def test_a_mechanism_that_no_model_is_compiled_with_any_more_is_beside_nothing():
+    table = keras.layers.Embedding(ROWS, 3, name="items")
+    models = [sharing(table, seed, eager=True) for seed in (1, 2)]
+    for model in models:
+        model.train_on_batch(*BATCHES[0])
+    with pytest.raises(NotPrivate, match="late and one at once"):
+        eager_like(models[0], table, 1).train_on_batch(*BATCHES[0])
+    for seed, model in enumerate(models):
+        eager_like(model, table, seed)
+    for model in models:
+        model.train_on_batch(*BATCHES[0])
+
+
+def test_an_optimizer_that_no_model_has_built_moves_no_rows_that_another_one_withholds():
+    """It was asked for nothing, and took weights past the bound of the other."""
+    model = sharing(keras.layers.Embedding(ROWS, 3, name="items"), 1, eager=True)
+    model.train_on_batch(*BATCHES[0])
+    by_hand = tfdp_rec.DPSGD(1e4, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4)
+    clipped = clipped_sum(model, BATCHES[0], 1.0)
+    model.settle()
+    by_hand.build(model.trainable_variables, {table_of(model).path: None})
+    model.train_on_batch(*BATCHES[0])
+    with pytest.raises(NotPrivate, match="has no owner"):
+        by_hand.apply(dataclasses.replace(clipped, ticket=None))
+
+
 def test_decay_on_a_shared_table_is_refused():
     table = keras.layers.Embedding(ROWS, 3, name="items")
     sharing(table, 1, eager=True).train_on_batch(*BATCHES[0])

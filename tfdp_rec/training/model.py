@@ -363,6 +363,7 @@ class PrivateTraining(ReleaseMethods):
             engine.refuse_other_arithmetic()  # that was turned on since the step was traced
         if self.is_private and self.optimizer.built and self.private_tables.are_known:
             refuse_adapted(self)
+            self.private_tables.refuse_unlike_others()
             self.optimizer.build(self.trainable_variables)  # type: ignore[attr-defined]
             self.private_weights.add(self.optimizer, self)  # again, if it was interrupted
 

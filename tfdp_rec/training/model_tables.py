@@ -56,13 +56,18 @@ class ModelTables:
         """Builds the model's optimizer, which shares the owner of the weights and their history from now on."""
         model, optimizer = self.model, self.model.optimizer
         refuse_adapted(model)
-        refuse_unlike_others(optimizer, model, [each for each in model.trainable_variables if each in self])
+        self.refuse_unlike_others()
         with model.private_weights.in_step():  # Keras looks at variables whose rows may be withheld for another model
             optimizer.build(model.trainable_variables, self._paths)
         optimizer.privacy_history.add_weights(model.weights)
         if optimizer.privacy_history.snapshot().uses:  # what the weights are made of goes with them
             model.open_history()
         model.private_weights.add(optimizer, model)
+
+    def refuse_unlike_others(self) -> None:
+        """Refuses the model's optimizer beside those of other models on its tables, if noise would not be right."""
+        tables = [each for each in self.model.trainable_variables if each in self]
+        refuse_unlike_others(self.model.optimizer, self.model, tables)
 
     def may_change_rows(self, variable: keras.Variable) -> bool:
         """Whether `grow_into` takes a model in which the variable has another number of rows."""

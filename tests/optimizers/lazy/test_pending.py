@@ -311,7 +311,7 @@ def test_a_mark_waits_for_the_noise_that_it_tells_of():
     build_by_hand(optimizer, [table], [table])
     graph = tf.function(optimizer.debts.settle_all, autograph=False).get_concrete_function().graph
     writes = [each for each in operations(graph) if each.type == "ResourceScatterUpdate"]
-    marks = [each for each in writes if each.get_attr("dtype") == tf.int32]
+    marks = [each for each in writes if each.get_attr("dtype") == tf.int64]
     assert marks and len(marks) < len(writes)
     for mark in marks:
         before, ahead = set(), [mark]

@@ -25,6 +25,9 @@ from typing import Any
 import tensorflow as tf
 
 _CHECK = "_tfdp_rec_check"
+# Where lengths are known and branches are decided: arithmetic of these on a GPU would copy each number to it and back.
+# Not where the length of a tensor is asked for: it would come along.
+HOST = "CPU:0"
 Check = tuple[Any, ...]
 """A condition, and the texts and tensors of its sentence."""
 

@@ -97,6 +97,11 @@ def own_weights(layer: keras.layers.Layer) -> list[keras.Variable]:
     return [variable for variable in layer._trainable_variables if variable.trainable]
 
 
+def own_variables(layer: keras.layers.Layer) -> list[keras.Variable]:
+    """The weights of a layer, frozen ones too, without those of its parts."""
+    return list(layer._trainable_variables)
+
+
 def own_state(layer: keras.layers.Layer) -> list[keras.Variable]:
     """The untrained variables of a layer, without those of its parts."""
     return layer._non_trainable_variables

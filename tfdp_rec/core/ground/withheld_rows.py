@@ -23,7 +23,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.graph_checks import require
+from tfdp_rec.core.ground.graph_checks import HOST, require
 from tfdp_rec.core.ground.keras_internals import resource
 
 _NOTHING = [0] * 5  # a shape that no table has
@@ -35,6 +35,7 @@ class WithheldRows:
     def __init__(self, variable: keras.Variable):
         self._variable = variable
         self._graph: Any = lambda: None  # the graph that last got the operations of `withhold`
+        self._optimizers: list[Any] = []  # that an owner of the rows knows
         with tf.init_scope(), tf.device(self.public.device):
             rows = _read_by_reference(self.public)
             self.private = tf.Variable(rows, trainable=variable.trainable, name="private_rows")
@@ -56,6 +57,14 @@ class WithheldRows:
     def is_withheld(self) -> bool:
         """Whether the rows are in the private variable; for eager code."""
         return not _has_rows(self.public)
+
+    def admit(self, optimizer: Any) -> None:
+        """Has an optimizer move the rows: their owner settles for it, and has looked at it."""
+        self._optimizers.append(optimizer)
+
+    def knows(self, optimizer: Any) -> bool:
+        """Whether an optimizer may move the rows."""
+        return any(optimizer is each for each in self._optimizers)
 
     def withhold(self) -> None:
         """Moves the rows to the private variable; once per graph."""
@@ -118,7 +127,9 @@ def largest_of(values: tf.Tensor) -> tf.Tensor:
 
 
 def _has_rows(variable: tf.Variable) -> tf.Tensor:
-    return tf.reduce_prod(tf.raw_ops.VariableShape(input=variable.handle)) > 0
+    shape = tf.raw_ops.VariableShape(input=variable.handle)
+    with tf.device(HOST):
+        return tf.reduce_prod(shape) > 0
 
 
 def _read_by_reference(variable: tf.Variable) -> tf.Tensor:

@@ -16,6 +16,7 @@ import abc
 import contextlib
 import copy
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Unpack, overload
@@ -139,10 +140,14 @@ class Step:
             self._rows[table.path] = table.read(self.move(table).indices)
         return self._rows[table.path]
 
+    @functools.cached_property
+    def _scale(self) -> tf.Tensor:
+        return -tf.cast(self.pace, tf.float64) / self.batch_size
+
     def _move(self, table: Table) -> tf.IndexedSlices:
         if table.path not in self.clipped.gradients:
             return tf.IndexedSlices(tf.zeros([0, table.width]), tf.zeros([0], tf.int64))
-        found = self.clipped.scaled(table.path, -tf.cast(self.pace, tf.float64) / self.batch_size)
+        found = self.clipped.scaled(table.path, self._scale)
         if not isinstance(found, tf.IndexedSlices):
             raise ValueError(f"'{table.path}' is a table, but the clipped sum has a gradient of its whole shape.")
         return found
@@ -350,7 +355,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         if unknown:
             raise ValueError(f"The optimizer was not built for {', '.join(sorted(unknown))}.")
         for table in self.tables.values():
-            table.withhold()
+            table.withhold(self)
         # Every scale of the step is computed from B, and B from the checks: what is not admitted moves no weight.
         batch = depend_on(tf.constant(self.expected_batch_size, tf.float64), admitted)
         stddev = tf.constant(self.noise_multiplier, tf.float64) * tf.cast(clipped.sensitivity, tf.float64) / batch

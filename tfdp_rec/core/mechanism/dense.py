@@ -46,12 +46,12 @@ def step_dense(optimizer: Any, step: Any, regularization: Mapping[str, tf.Tensor
 
 def _add_noise(optimizer: Any, step: Any) -> dict[str, tf.Tensor]:
     """Gradients of all dense variables with their noise, in their shapes."""
-    one, grid, wanted = tf.zeros([1], tf.int64), grid_of(step.stddev), []
+    one, grid, share, wanted = tf.zeros([1], tf.int64), grid_of(step.stddev), 1.0 / step.batch_size, []
     for path, dense in optimizer.dense.items():
         size = int(tf.TensorShape(dense.variable.shape).num_elements())
         onto: tuple[tf.Tensor, ...] = ()
         if path in step.clipped.gradients:
-            mean = tf.convert_to_tensor(step.clipped.scaled(path, 1.0 / step.batch_size))
+            mean = tf.convert_to_tensor(step.clipped.scaled(path, share))
             onto = (tf.reshape(tf.cast(mean, tf.float32), [1, size]),)
         wanted.append((path, Request(dense.number, one, size, step.stddev, onto, grid)))
     made = optimizer.meet(wanted, optimizer.step_number) if wanted else []

@@ -18,7 +18,7 @@ whose parts since h are ΔA = A_t − A_h, ΔP = P_t − μᵏ P_h, ΔQ = Q_t �
 
 since step j's noise enters v_t with the factor μ^{t−1−j} and θ_t with (1 − κμ^{t−j})/(1 − μ).
 
-A row's mark is the step it was settled at, 4 bytes; the running sums are kept once for all tables, one row a step
+A row's mark is the step it was settled at, 8 bytes; the running sums are kept once for all tables, one row a step
 (`History`). A row owes while its mark is behind the clock, which counts steps by itself, so that setting Keras'
 `iterations` back forgets no noise. *Replayed* noise, the paper's "without ANS", draws and makes each owed step alone.
 
@@ -316,7 +316,7 @@ class RowMarks:
         self.largest = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="largest")
         self.histories = histories
         self.marks = {
-            path: tf.Variable(tf.zeros([count], tf.int32), trainable=False, name="marks")
+            path: tf.Variable(tf.zeros([count], tf.int64), trainable=False, name="marks")
             for path, count in rows.items()
         }
         self.restart(start)
@@ -328,7 +328,7 @@ class RowMarks:
         self.clock.assign(now)
         self.largest.assign(largest)
         for marks in self.marks.values():
-            marks.assign(tf.fill(tf.shape(marks), tf.constant(now, tf.int32)))
+            marks.assign(tf.fill(tf.shape(marks), tf.constant(now, tf.int64)))
         self.settled_at: int | None = now  # the step that all rows are known to have been settled at
 
     @property
@@ -342,7 +342,7 @@ class RowMarks:
 
     def read_marks(self, path: str, ids: tf.Tensor) -> tf.Tensor:
         """The steps that rows were settled at, int64."""
-        return tf.cast(tf.gather(self.marks[path], ids), tf.int64)
+        return tf.gather(self.marks[path], ids)
 
     @property
     def grid(self) -> tf.Tensor:
@@ -359,7 +359,7 @@ class RowMarks:
 
     def begin_totals(self, now: tf.Tensor) -> None:
         """Has the totals begin anew at `now`, if all rows are settled there."""
-        settled = tf.reduce_all([tf.reduce_min(marks) >= tf.cast(now, tf.int32) for marks in self.marks.values()])
+        settled = tf.reduce_all([tf.reduce_min(marks) >= now for marks in self.marks.values()])
         if not self._keeps_largest:
             self.largest.assign(tf.where(settled, tf.zeros_like(self.largest), self.largest))
         for history in self.histories:
@@ -367,8 +367,8 @@ class RowMarks:
 
     def mark(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> Operations:
         """Rows are settled at `now`."""
-        return scatter("Update", self.marks[path], ids, tf.fill(tf.shape(ids), tf.cast(now, tf.int32)))
+        return scatter("Update", self.marks[path], ids, tf.fill(tf.shape(ids), now))
 
     def owe_noise(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
         """Whether rows owe noise of a step before `now`."""
-        return tf.gather(self.marks[path], ids) < tf.cast(now, tf.int32)
+        return tf.gather(self.marks[path], ids) < now

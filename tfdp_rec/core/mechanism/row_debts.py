@@ -87,7 +87,7 @@ class RowDebts:
         table = self.tables.get(variable.path)
         if table is None:
             return
-        table.withhold()
+        table.withhold(self.optimizer)
         flat, now = tf.reshape(tf.cast(ids, tf.int64), [-1]), self.marks.now()
         owing = self.marks.owe_noise(table.path, flat, now)
 
@@ -124,7 +124,7 @@ class RowDebts:
         owed = {recursion: way.find_debt_by_mark(now, history) for recursion, (way, history) in self.accounts.items()}
         for path, table in self.tables.items():
             by_mark = owed[recursion_of(table)]
-            table.withhold()
+            table.withhold(self.optimizer)
             table.sweep(lambda ids, path=path, by_mark=by_mark: self.settle_rows({path: ids}, now, by_mark))  # type: ignore[misc]
         self.marks.begin_totals(now)
 
@@ -144,11 +144,13 @@ class RowDebts:
             if recursion.weight_decay:
                 yield recursion.keep(rate) > 0, _TOO_MUCH_DECAY
         yield self.bound.check_noise(step)
-        if self.arrives_late:
+        if self.arrives_late or not self.tables:
             return
-        for path, table in self.tables.items():  # the rows of the gradient were read at this step, and owed nothing
-            since = self.marks.read_marks(path, step.move(table).indices)
-            yield since == now, _STALE.format(path)
+        # The rows of the gradient were read at this step, and owed nothing. One check, with the first table's name.
+        marks = {path: self.marks.read_marks(path, step.move(table).indices) for path, table in self.tables.items()}
+        fresh = tf.stack([tf.reduce_all(since == now) for since in marks.values()])
+        first = tf.gather(list(marks), tf.argmin(tf.cast(fresh, tf.int32)))
+        yield fresh, "Rows of '", first, _STALE
 
     # Checkpoints.
 
@@ -171,7 +173,7 @@ def _distinct(ids: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
 
 
 _STALE = (
-    "Rows of '{}' were read before their pending noise was applied, or the clipped sum is of an earlier step: take it "
+    "' were read before their pending noise was applied, or the clipped sum is of an earlier step: take it "
     "with tfdp_rec.clipping.clipped_sum just before optimizer.apply."
 )
 _TOO_MUCH_DECAY = (

@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import find_withheld, rows_of
 from tfdp_rec.core.mechanism.rules import Recursion, Rows, Scalar, TableRule
 
@@ -80,10 +81,12 @@ class Table:
         """The variable, and that of its rows' state if there is one."""
         return [self.variable] if self.state is None else [self.variable, self.state]
 
-    def withhold(self) -> None:
-        """Keeps the rows from whatever else reads the table, if any mechanism may owe them noise."""
+    def withhold(self, optimizer: Any) -> None:
+        """Keeps the rows from whatever else reads the table, if any mechanism may owe them noise, for an optimizer."""
         for variable in self.stored_variables:
             if (places := find_withheld(variable)) is not None:
+                if not places.knows(optimizer):
+                    raise NotPrivate(NO_OWNER.format(self.path))
                 places.withhold()
 
     def step(self, ids: tf.Tensor, move: tf.Tensor, learning_rate: Scalar) -> Operations:
@@ -100,6 +103,12 @@ class Table:
 
         start = tf.constant(0, tf.int64)
         tf.while_loop(lambda at: at < self.rows, body, (start,), parallel_iterations=1)
+
+
+NO_OWNER = (
+    "'{}' has no owner that would withhold its rows while they owe noise: have a tfdp_rec.PrivateModel (or the mix-in "
+    "tfdp_rec.PrivateTraining) build the optimizer, by model.prepare(batch) or fit."
+)
 
 
 def recursion_of(table: Table) -> Recursion:

@@ -25,7 +25,7 @@ from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import find_withheld, size_of
 from tfdp_rec.core.mechanism.base import Step
 from tfdp_rec.core.mechanism.pending import RowMarks
-from tfdp_rec.core.mechanism.tables import Operations, assign, recursion_of
+from tfdp_rec.core.mechanism.tables import NO_OWNER, Operations, assign, recursion_of
 
 
 class WeightBound:
@@ -51,7 +51,7 @@ class WeightBound:
         several = [(table.path, find_withheld(table.variable)) for table in self.tables.values()]
         without = [path for path, places in several if places is None]
         if without:
-            raise NotPrivate(_NO_OWNER.format(without[0]))
+            raise NotPrivate(NO_OWNER.format(without[0]))
         return [places.bound for _, places in several if places is not None]
 
     def find(self) -> tf.Tensor:
@@ -136,10 +136,6 @@ def is_scheduled(optimizer: Any) -> bool:
 
 _AMPLE = 64.0  # a bound that noise does not raise further, so that a rate may fall the more where noise is large
 _GROWTH = 4.0  # times the largest weight that was released, a weight may become
-_NO_OWNER = (
-    "'{}' has no owner that would withhold its rows while they owe noise: have a tfdp_rec.PrivateModel (or the mix-in "
-    "tfdp_rec.PrivateTraining) build the optimizer, by model.prepare(batch) or fit."
-)
 _MOVES_WITHOUT_NOISE = (
     "The noise of this step is too small beside the weights, or beside that of earlier steps, and momentum still moves "
     "the weights: none would hide in their last bits which rows were read. Use a larger learning_rate or l2_norm_clip, "

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import itertools
 import threading
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -31,7 +32,7 @@ from tfdp_rec.core.ground.keras_internals import (
     RESOURCE_ATTRIBUTE,
     is_compiled_with_xla,
     layers_within,
-    own_weights,
+    own_variables,
     resource,
     set_resource,
 )
@@ -61,21 +62,26 @@ class PrivateWeights:
 
     # Owning.
 
-    def add_possible_tables(self, model: Any) -> None:
-        """Owns the weights that may turn out to be tables, so that graphs compiled before the first batch say so."""
-        for layer in filter(may_be_table, layers_within(model)):
-            self._own(own_weights(layer), guard=True)
+    def add_possible_tables(self, model: Any, guard: bool = True) -> PrivateWeights:
+        """Owns the weights that may turn out to be tables; with a guard, graphs compiled before the first batch say so.
+
+        Frozen ones too: another model may train them, and what leaves with this one is to be settled by both.
+        """
+        several = (own_variables(layer) for layer in filter(may_be_table, layers_within(model)))
+        return self._own(itertools.chain.from_iterable(several), guard)
 
     def add(self, optimizer: PrivateOptimizer, model: Any) -> None:
         """Owns the tables of a built optimizer; the steps of other models are compiled anew, to settle for it too."""
         several = [v for table in optimizer.tables.values() for v in (table.variable, table.state) if v is not None]
-        owner = self._own(several, guard=optimizer.pays_late)
+        owner = self.add_possible_tables(model, optimizer.pays_late)._own(several, optimizer.pays_late)
         if any(optimizer is known for known, _ in owner._trained):
             return
         owner._trained.append((optimizer, model))
-        for variable in several if optimizer.pays_late else ():
-            if find_withheld(variable) is None:
+        for variable in several:
+            if optimizer.pays_late and find_withheld(variable) is None:
                 vars(variable)["withheld"] = WithheldRows(variable)
+            if (places := find_withheld(variable)) is not None:
+                places.admit(optimizer)
         for other in owner._models:
             if other is not model:
                 other.compile_step_anew()
@@ -222,11 +228,11 @@ class PrivateWeights:
 def refuse_unlike_others(optimizer: PrivateOptimizer, model: Any, tables: Iterable[keras.Variable]) -> None:
     """Refuses an optimizer, before it is built, for tables that others train, if their noise would not be right."""
     # Decay also shrinks the noise of other optimizers, in another order if that comes late. The bound that weights
-    # have where noise comes late binds no other mechanism. The earlier optimizer of the same model has been settled and
-    # owes nothing.
+    # have where noise comes late binds no other mechanism. What a model was compiled with before has been settled.
     for table in tables:
         owner = vars(table).get(_OWNER)
-        others = [each for each, of in owner.find_debtors(table) if of is not model] if owner else []
+        debtors = owner.find_debtors(table) if owner else []
+        others = [each for each, of in debtors if of is not model and of.optimizer is each]
         if any(each.pays_late != optimizer.pays_late for each in others):
             raise NotPrivate(
                 f"Table '{table.path}' is trained by {type(others[0]).__name__} and by {type(optimizer).__name__}, of "

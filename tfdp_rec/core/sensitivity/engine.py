@@ -77,12 +77,14 @@ class Weighted(ByPath):
 
     def __init__(self, collected: Factors, weights: tf.Tensor, depths: Mapping[str, float_sums.Depth]):
         self._weights, self._depths = weights, depths
+        self._scaled: tuple[Any, tf.Tensor | None] = None, None  # the last scale, and the weights times it
         super().__init__(collected, lambda path, own: cross_terms.weighted_sum(own, weights, depths[path]))
 
     def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
         """A sum times a scalar. The scalar goes into the weights, one number an example, and costs nothing."""
-        scaled = tf.cast(scale, self._weights.dtype) * self._weights
-        return cross_terms.weighted_sum(self._collected[path], scaled, self._depths[path])
+        if self._scaled[0] is not scale:  # that of all variables of a kind
+            self._scaled = scale, tf.cast(scale, self._weights.dtype) * self._weights
+        return cross_terms.weighted_sum(self._collected[path], self._scaled[1], self._depths[path])
 
 
 @dataclasses.dataclass(frozen=True)

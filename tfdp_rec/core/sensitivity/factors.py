@@ -347,10 +347,12 @@ class Rows(Factor):
         return tf.ensure_shape(found, self.g.shape)
 
     def norm(self) -> tf.Tensor:
-        return length_of_all(self.sums) if self.ids.shape[1] != 1 else length(self.g[:, 0])
+        return length_of_all(self.sums) if self.ids.shape[1] != 1 else length(tf.squeeze(self.g, 1))
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
-        places = tf.cast(tf.reshape(tf.ones_like(self.ids, weights.dtype) * weights[:, None], [-1]), self.g.dtype)
+        one_each = self.ids.shape[1] == 1
+        places = weights if one_each else tf.reshape(tf.ones_like(self.ids, weights.dtype) * weights[:, None], [-1])
+        places = tf.cast(places, self.g.dtype)
         values = tf.reshape(_silence(weights, self.sums), [-1, self.g.shape[2]])
         ids, added = float_sums.rows(tf.reshape(self.ids, [-1]), values, places, depth.whole)
         return tf.IndexedSlices(added, ids, tf.constant(self.shape, tf.int64))

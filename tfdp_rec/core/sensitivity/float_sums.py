@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.core.ground.graph_checks import HOST
 from tfdp_rec.core.ground.shared_graphs import SharedGraph
 
 
@@ -123,9 +124,10 @@ def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
         wide = tf.matmul(tf.cast(x, tf.float64), tf.cast(g, tf.float64), transpose_a=True)
         return tf.cast(wide, x.dtype)
 
-    short = [short_enough(n, terms, depth) for n in _LAID_OUT]
-    cut = (depth >= float(_LEAST + _AT_ONCE + 1)) & (x.dtype != tf.float64)  # not for a depth that is no number
-    way = tf.argmax(tf.stack([*short, cut, True]), output_type=tf.int32)
+    with tf.device(HOST):
+        short = [short_enough(n, terms, depth) for n in _LAID_OUT]
+        cut = (depth >= float(_LEAST + _AT_ONCE + 1)) & (x.dtype != tf.float64)  # not for a depth that is no number
+        way = tf.argmax(tf.stack([*short, cut, True]), output_type=tf.int32)
     return tf.switch_case(way, [*map(lay_out, _LAID_OUT), add_in_pieces, add_in_float64])
 
 
@@ -176,7 +178,10 @@ def _rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tenso
 
 def _add_segments(values: tf.Tensor, weights: tf.Tensor, place: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """Σ weights[i] values[i] by place: a sparse matrix times `values`, which reads each of them once."""
-    total = tf.shape(values, tf.int64)[0]
-    cells = tf.stack([tf.cast(place, tf.int64), tf.range(total)], axis=1)
-    shape = tf.stack([tf.cast(count, tf.int64), total])
+    size = tf.shape(values, tf.int64)
+    with tf.device(HOST):
+        total = size[0]
+        shape = tf.stack([tf.cast(count, tf.int64), total])
+    every = tf.range(tf.constant(0, tf.int64), total, tf.constant(1, tf.int64))
+    cells = tf.stack([tf.cast(place, tf.int64), every], axis=1)
     return tf.raw_ops.SparseTensorDenseMatMul(a_indices=cells, a_values=weights, a_shape=shape, b=values)

@@ -432,13 +432,12 @@ class EmbeddingRule(Rule):
 
     @staticmethod
     def _ids(call: Call) -> tf.Tensor:
-        ids = tf.convert_to_tensor(call.input)
-        return ids if ids.dtype in (tf.int32, tf.int64) else tf.cast(ids, tf.int32)
+        return tf.cast(call.input, tf.int64)  # GPUs have few kernels for int32
 
     def factors(self, call: Call, gradients: list[tf.Tensor]) -> Iterator[tuple[keras.Variable, factors.Factor]]:
         (g,), ids, table = gradients, self._ids(call), embeddings_of(call.layer)
         if ids.shape.rank == 1:
-            ids, g = ids[:, None], g[:, None, :]
+            ids, g = tf.expand_dims(ids, 1), tf.expand_dims(g, 1)
         elif ids.shape.rank > 2:
             ids = _positions(ids[..., None])[..., 0]
         yield table, factors.Rows(ids, _positions(g), table.shape)

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.core.ground.graph_checks import HOST
 from tfdp_rec.core.ground.shared_graphs import SharedGraph
 from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
 from tfdp_rec.core.mechanism.noise.box_muller import gaussian_pairs
@@ -64,8 +65,7 @@ class EntropyNoise(NoiseSource):
         del step  # every call draws anew; unit Gaussians are one row of numbers, whatever their shapes
         if not requests:
             return []
-        sizes = tf.stack([tf.size(r.rows, tf.int64) * (r.draws * r.width) for r in requests])
-        total = tf.reduce_sum(sizes)
+        sizes, total = _sizes(requests)
         pairs = self._sample(_bucket((total + 1) // 2), self._key())
         values = tf.reshape(tf.bitcast(pairs, tf.float64), [-1])[:total]
         parts = tf.split(values, sizes, num=len(requests))
@@ -89,8 +89,7 @@ class EntropyNoise(NoiseSource):
 
     def _sums(self, requests: Sequence[Request]) -> list[tf.Tensor]:
         """Sums of one scale and grid, in one draw."""
-        sizes = tf.stack([tf.size(request.rows, tf.int64) * request.width for request in requests])
-        total = tf.reduce_sum(sizes)
+        sizes, total = _sizes(requests)
         pairs = _bucket((total + 1) // 2)
         flat = [tf.concat([tf.reshape(x, [-1]) for x in each], 0) for each in zip(*(r.onto for r in requests))]
         onto = [tf.pad(x, [[0, 2 * tf.cast(pairs, tf.int64) - total]]) for x in flat]
@@ -128,6 +127,14 @@ class EntropyNoise(NoiseSource):
         if self._process != os.getpid():
             self._generator, self._process = _new_generator(), os.getpid()
         return self._generator
+
+
+def _sizes(requests: Sequence[Request]) -> tuple[tf.Tensor, tf.Tensor]:
+    """The number of Gaussians for each request, and their sum."""
+    rows = [tf.size(request.rows, tf.int64) for request in requests]
+    with tf.device(HOST):
+        sizes = tf.stack([n * (request.draws * request.width) for n, request in zip(rows, requests, strict=True)])
+        return sizes, tf.reduce_sum(sizes)
 
 
 def _new_generator() -> tf.random.Generator:
