@@ -6,6 +6,7 @@ the lazy update (de-duplication, marks, sampling, writing) are timed by themselv
 
 from __future__ import annotations
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -49,11 +50,8 @@ def settle(contestant: Contestant) -> dict[str, float]:
 
 def memory(contestant: Contestant) -> dict[str, float]:
     """Peak memory of the process, and what its tables take."""
-    tables = sum(
-        v.value.shape.num_elements() * 4
-        for v in contestant.model.trainable_variables
-        if "embeddings" in v.path
-    )
+    variables = contestant.model.trainable_variables
+    tables = sum(math.prod(v.shape) * 4 for v in variables if "embeddings" in v.path)
     return {"peak_megabytes": peak_megabytes(), "table_megabytes": tables / 2**20}
 
 
@@ -79,7 +77,8 @@ def machine(contestant: Contestant) -> dict[str, float]:
 def breakdown(contestant: Contestant) -> dict[str, float]:
     """Milliseconds by part of the step."""
     model, element = contestant.model, next(contestant.batches)
-    model.private_weights.withhold()  # a step's graph reads the rows where a step keeps them
+    for table in model.optimizer.tables.values():
+        table.withhold(model.optimizer)  # a step's graph reads the rows where a step keeps them
     stages = {name: 1e3 * _seconds(stage) for name, stage in _beginnings(model, element).items()}
     parts = {"forward": stages["forward"]}
     for before, after in zip(list(stages), list(stages)[1:]):
