@@ -152,6 +152,22 @@ def test_equality_of_shapes_that_may_not_fit_is_not_read():
     assert not any(isinstance(v, (ByExample, Shared, Sized)) for v in values), values
 
 
+def test_the_length_that_fills_up_an_empty_tensor_is_another_one():
+    """Of lengths 0, 1, 0 a reshape to -1, 0 leaves zeros out: its first length is 1, and was taken for the first 0."""
+
+    @tf.function(autograph=False)
+    def kept(keep):
+        return tf.shape(tf.boolean_mask(tf.ones([3]), keep))[0]
+
+    def reshaped(x, one, other):
+        some = tf.ones([kept(one), 1, 1]) * tf.ones([1, 1, kept(other)])
+        return tf.shape(some)[0], tf.shape(tf.reshape(some, [-1, tf.shape(some)[2]]))[0]
+
+    nothing = np.zeros([3], bool)
+    (first, filled), _, _ = claims(reshaped, X, shared=(nothing, nothing))
+    assert first.numbers is not None and first != filled
+
+
 def test_lengths_of_two_calls_have_two_names():
     @tf.function(autograph=False)
     def kept(keep):

@@ -49,7 +49,11 @@ def _complete_target(target: SizeArray, sizes: Sequence[Size]) -> list[Size] | N
     known = [entry for entry in target.sizes if entry is not None]
     if len(known) < len(target.sizes):
         return None
-    rest = product(sizes).divide_by(product([entry for entry in known if entry != size(-1)]))
+    others = product([entry for entry in known if entry != size(-1)])
+    rest = product(sizes).divide_by(others)
+    # Where a length that is asked for is 0, TensorFlow leaves all zeros out: -1 is then 96 for lengths 12, 0, 8, 0.
+    if rest is not None and size(-1) in known and {*others.letters} - {"batch"} and {*rest.letters} - {"batch"}:
+        return None
     lengths = [rest if entry == size(-1) else entry for entry in known]
     return None if None in lengths else lengths  # type: ignore[return-value]
 
