@@ -4,6 +4,8 @@ No GPU was tried: this reads the kernels that the installed TensorFlow registers
 """
 
 import importlib
+import runpy
+from pathlib import Path
 
 import keras
 import numpy as np
@@ -51,6 +53,19 @@ def test_every_operation_of_a_step_has_a_kernel_for_gpus(mechanism):
     assert {op for op in made if not devices(op) & {"GPU", "DEFAULT"}} == ON_THE_HOST
 
 
+def test_a_step_copies_few_numbers_between_a_gpu_and_its_host():
+    """Each is a wait of the device; there were 22 and 21 a table."""
+    if "GPU" not in devices("MatMul"):
+        pytest.skip("this TensorFlow is built without kernels for GPUs")
+    count_step = runpy.run_path(str(Path(__file__).parents[2] / "scripts" / "kernels"))["count_step"]
+    one, three = (count_step("LazyDPSGD", tables).parts for tables in (1, 3))
+    by_table = [(more.total() - less.total()) / 2 for more, less in zip(three, one, strict=True)]
+    kernels, to_host, to_device = by_table
+    assert kernels <= 50 and to_host <= 4 and to_device <= 1
+    assert sum(part.total() for part in one[1:]) <= 130
+
+
+@pytest.mark.fast_cases("GRU")
 @pytest.mark.parametrize("kind", ["LSTM", "GRU"])
 def test_loops_are_not_computed_by_cudnn_in_a_private_step(kind, monkeypatch):
     """Keras takes cuDNN's kernel where a GPU is, which the reading of a loss knows nothing of."""
