@@ -241,8 +241,8 @@ def released_twice(cluster, directory):
 # A linear model: the gradient of the first row of an example is DIRECTION, whatever the weights are; its second row is
 # read and has none. What a read gave shows in the loss, which is then compared with all states there can be.
 
-SIDE, WIDTH, RATE, SIGMA, CLIP = 200, 8, 0.5, 1.0, 10.0
-DIRECTION = np.linspace(0.5, 1.5, WIDTH).astype("float32")
+SIDE, WIDTH, RATE, SIGMA, CLIP = 200, 8, 0.5, 1.0, 1.0
+DIRECTION = np.linspace(0.05, 0.15, WIDTH).astype("float32")
 IDS = [[0, 1], [2 * SIDE - 2, 2 * SIDE - 1]]  # the two rows of each unit, a server's each
 
 
