@@ -102,8 +102,8 @@ def victim(folder: Path, begun: int) -> None:
     resumed = checkpoint.resume(model)
     position = 0 if resumed is None else resumed.step
     accountant.follow(model)
-    if accountant.history.steps != position:
-        raise AssertionError(f"resumed at step {position} with {accountant.history.steps} counted")
+    if accountant.spending.history.steps != position:
+        raise AssertionError(f"resumed at step {position} with {accountant.spending.history.steps} counted")
     model.fit(
         batches_of(sampling, position),
         steps_per_epoch=STEPS // 3,
@@ -111,7 +111,7 @@ def victim(folder: Path, begun: int) -> None:
         verbose=0,
         callbacks=[checkpoint, Release(folder, begun)],
     )
-    counted, made = accountant.history.steps, int(model.optimizer.iterations)
+    counted, made = accountant.spending.history.steps, int(model.optimizer.iterations)
     if counted != STEPS or made != STEPS:
         raise AssertionError(f"{counted} steps counted and {made} made of {STEPS}")
 

@@ -238,3 +238,15 @@ def test_the_page_tells_of_all_of_it():
     told = {line.replace("`", ""): verdict for line, verdict in lines}
     refused = dict.fromkeys([*REFUSED, "embeddings_regularizer other than L2"], "refused")
     assert told == {**dict.fromkeys(WORKS, "works"), **refused}
+
+
+def test_a_model_that_was_trained_lazily_is_checked_and_read():
+    """A sum withholds the rows that it reads: the loss beside it, and what came after, was refused."""
+    ids = keras.Input([2], dtype="int32")
+    layer = keras.layers.Embedding(9, 3)
+    model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(keras.layers.Flatten()(layer(ids))))
+    model.compile(tfdp_rec.LazyDPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4), "mse")
+    batch = np.arange(8, dtype="int32").reshape(4, 2), np.ones([4, 1], "float32")
+    model.train_on_batch(*batch)
+    tfdp_rec.clipping.check(model, batch, examples=1)
+    assert np.isfinite(layer.embeddings.numpy()).all()

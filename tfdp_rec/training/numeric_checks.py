@@ -112,6 +112,16 @@ def _keep_values(variables: Iterable[keras.Variable]) -> Iterator[None]:
             variable.assign(value)
 
 
+@contextlib.contextmanager
+def _released(model: keras.Model) -> Iterator[None]:
+    """A block of sums, which withhold rows as steps do, after which the model's weights are released."""
+    try:
+        yield
+    finally:
+        for owner in {id(one): one for v in model.variables if (one := vars(v).get("private_weights"))}.values():
+            owner.release_outside_steps()
+
+
 class _Examples:
     """The examples of a batch, of which a model is run on some."""
 
@@ -139,7 +149,7 @@ class _NeighbourTests(_Examples):
     def _sum(self, rows: Sequence[int], random: bool = False, clip: float | None = None) -> ClippedSum:
         """The clipped sum of some examples, by a graph that is traced once for batches of all sizes."""
         randomness = contextlib.nullcontext() if random else disable_randomness(self._model)
-        with _keep_values(self._seeds), randomness:
+        with _keep_values(self._seeds), _released(self._model), randomness:
             return self._graphs[random](self._take(rows), tf.constant(self._clip if clip is None else clip))[0]
 
     def refuse_state(self) -> None:
