@@ -34,7 +34,7 @@ from tfdp_rec.correlated.maps import Correlated
 
 
 class BoundOfPlan(WeightBound):
-    """The bound of weights under a plan of noise that cancels: what roundings add to a row that is read adds up."""
+    """The bound of weights under correlated noise, which cancels over the steps, while rounding errors add up."""
 
     @property
     def room(self) -> float:

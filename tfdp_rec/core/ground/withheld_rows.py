@@ -35,7 +35,7 @@ class WithheldRows:
     def __init__(self, variable: keras.Variable):
         self._variable = variable
         self._graph: Any = lambda: None  # the graph that last got the operations of `withhold`
-        self._optimizers: list[Any] = []  # that an owner of the rows knows
+        self._optimizers: list[Any] = []  # those that may move the rows
         with tf.init_scope(), tf.device(self.public.device):
             rows = _read_by_reference(self.public)
             self.private = tf.Variable(rows, trainable=variable.trainable, name="private_rows")
@@ -59,7 +59,7 @@ class WithheldRows:
         return not _has_rows(self.public)
 
     def admit(self, optimizer: Any) -> None:
-        """Has an optimizer move the rows: their owner settles for it, and has looked at it."""
+        """Allows an optimizer, which the owner of the rows knows and settles for, to move them."""
         self._optimizers.append(optimizer)
 
     def knows(self, optimizer: Any) -> bool:
