@@ -29,6 +29,7 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.core.ground.branches import choose
 from tfdp_rec.core.mechanism.correlated_noise import BufferedToeplitz
 from tfdp_rec.core.mechanism.noise.meeting import nearest
 from tfdp_rec.core.mechanism.pending import Aggregated, History, Owed
@@ -83,7 +84,7 @@ class Maps(History):
             self.table.assign(tf.concat([self.table, self._room_for(capacity)], axis=0))
             return tf.constant(True)
 
-        grown = tf.cond(self._blocks(step) * (self.block + 1) > capacity, grow, lambda: tf.constant(False))
+        grown = choose(self._blocks(step) * (self.block + 1) > capacity, grow, lambda: tf.constant(False))
         with tf.control_dependencies([grown]):
             last = (step - 1) // self.block
             marks, blocks = tf.range(last * self.block, (last + 1) * self.block), tf.range(self._blocks(step))

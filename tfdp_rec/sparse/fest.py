@@ -28,6 +28,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.core.claim.entries import Use
+from tfdp_rec.core.ground.branches import choose
 from tfdp_rec.core.ground.keras_internals import resource
 from tfdp_rec.core.mechanism import checks
 from tfdp_rec.core.mechanism.arguments import Numbers, Planned
@@ -93,7 +94,7 @@ class SelectingOptimizer(PrivateOptimizer, abc.ABC):
             return ids
         shared = clipped.reads[path].shared
         inside = tf.boolean_mask(shared, self.space.numbers(path, shared) >= 0)
-        return tf.cond(tf.size(inside) > 0, lambda: tf.sort(tf.unique(tf.concat([ids, inside], 0))[0]), lambda: ids)
+        return choose(tf.size(inside) > 0, lambda: tf.sort(tf.unique(tf.concat([ids, inside], 0))[0]), lambda: ids)
 
     def find_touches(self, clipped: ClippedSum) -> tuple[tf.Tensor, tf.Tensor]:
         """(examples, buckets): which example read which bucket, over all tables; -1 for none."""

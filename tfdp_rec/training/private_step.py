@@ -13,6 +13,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp_rec.core.ground.branches import choose
 from tfdp_rec.core.ground.keras_internals import resource
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.batches import example_leaves, map_examples
@@ -153,7 +154,7 @@ def diagnostics(clipped: ClippedSum) -> dict[str, tf.Tensor]:
     counted = finite(clipped)
     norms = tf.sort(tf.boolean_mask(clipped.norms, counted))
     count = tf.size(norms)
-    median = tf.cond(count > 0, lambda: norms[count // 2], lambda: tf.zeros([], norms.dtype))
+    median = choose(count > 0, lambda: norms[count // 2], lambda: tf.zeros([], norms.dtype))
     over = tf.cast(norms > tf.cast(clipped.sensitivity, norms.dtype), tf.float32)
     return {
         "clipped_share": tf.math.divide_no_nan(tf.reduce_sum(over), tf.cast(count, tf.float32)),

@@ -23,6 +23,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp_rec.core.ground.branches import choose
 from tfdp_rec.core.ground.graph_checks import HOST, require
 from tfdp_rec.core.ground.keras_internals import resource
 
@@ -81,7 +82,7 @@ class WithheldRows:
             self._move_away()
             return tf.constant(True)
 
-        tf.cond(_has_rows(self.public), move, lambda: tf.constant(False))
+        choose(_has_rows(self.public), move, lambda: tf.constant(False))
 
     def _move_away(self) -> None:
         largest = largest_of(_read_by_reference(self.public))

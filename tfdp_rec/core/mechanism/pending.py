@@ -36,6 +36,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.core.ground.branches import choose
 from tfdp_rec.core.mechanism.correlated_noise import INDEPENDENT, BufferedToeplitz
 from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
 from tfdp_rec.core.mechanism.noise.meeting import grid_of, nearest, on_grid
@@ -70,7 +71,7 @@ class History:
             self.table.assign(tf.concat([self.table, tf.zeros([room, self.columns], tf.float64)], axis=0))
             return tf.constant(True)
 
-        grown = tf.cond(step >= room, grow, lambda: tf.constant(False))
+        grown = choose(step >= room, grow, lambda: tf.constant(False))
         with tf.control_dependencies([grown]):
             return scatter("Update", self.table, step[None], totals[None])
 

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdp_rec.core.ground.branches import choose
 from tfdp_rec.core.ground.graph_checks import Check
 from tfdp_rec.core.mechanism.base import Step
 from tfdp_rec.core.mechanism.pending import Debt, History, Owed, Pending, RowMarks, choose_pending
@@ -95,7 +96,7 @@ class RowDebts:
             self.settle_rows({table.path: _distinct(flat, owing)}, now)
             return tf.constant(True)
 
-        tf.cond(tf.reduce_any(owing), settle, lambda: tf.constant(False))
+        choose(tf.reduce_any(owing), settle, lambda: tf.constant(False))
 
     def settle_upcoming(self, upcoming: Mapping[str, tf.Tensor], now: tf.Tensor) -> None:
         """Settles the distinct rows of tables that owe noise among announced ids; row 0 for an id outside the table."""

@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp_rec.core.ground.branches import choose
 from tfdp_rec.core.ground.graph_checks import Check
 from tfdp_rec.core.ground.keras_internals import learning_rate_of
 from tfdp_rec.core.ground.refused import NotPrivate
@@ -99,7 +100,7 @@ class WeightBound:
         furthest = [size_of(rest) + reach * size_of(move) for move, rest, reach in several]
         # Well within the bound no move is cut. Without a margin, roundings of the sum would decide for other rows.
         is_within = tf.reduce_max(tf.stack(furthest)) <= bound * (1 - 2.0**-20)
-        return tf.cond(is_within, lambda: moves, keep_within)
+        return choose(is_within, lambda: moves, keep_within)
 
     def pace_of(self, learning_rate: tf.Tensor, stddev: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
         """The learning rate of tables in a step of that rate and noise: 0 where they leave the step out."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp_rec.core.ground.branches import choose
 from tfdp_rec.core.sensitivity import float_sums
 from tfdp_rec.core.sensitivity.factors import (
     Factor,
@@ -155,7 +156,7 @@ def weighted_sum(factors: Sequence[Factor], weights: tf.Tensor, depth: Depth) ->
         return (*ids, tf.cast(total, factors[0].tensors[0].dtype))
 
     first: Any = factors[0]
-    *ids, values = tf.cond(left >= 1, lambda: add_up(factors, left), add_up_in_float64)
+    *ids, values = choose(left >= 1, lambda: add_up(factors, left), add_up_in_float64)
     return tf.IndexedSlices(values, ids[0], tf.constant(first.shape, tf.int64)) if ids else values
 
 
@@ -165,5 +166,5 @@ def join(slices: Sequence[tf.IndexedSlices]) -> tf.IndexedSlices:
     ids = tf.cast(ids, tf.int64)
     distinct, place = tf.unique(ids)
     count = tf.size(distinct)
-    added = tf.cond(count < tf.size(ids), lambda: tf.math.unsorted_segment_sum(values, place, count), lambda: values)
+    added = choose(count < tf.size(ids), lambda: tf.math.unsorted_segment_sum(values, place, count), lambda: values)
     return tf.IndexedSlices(tf.ensure_shape(added, [None, *values.shape[1:]]), distinct, slices[0].dense_shape)

@@ -39,6 +39,7 @@ from typing import NamedTuple
 
 import tensorflow as tf
 
+from tfdp_rec.core.ground.branches import choose
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity import float_sums
 from tfdp_rec.core.sensitivity.float_sums import Depth
@@ -124,7 +125,7 @@ def _silence(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
 @float_sums.trace_once
 def _silence_rows(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     counts = tf.not_equal(weights, 0)
-    return tf.cond(tf.reduce_all(counts), lambda: rows, lambda: _weigh(tf.cast(counts, rows.dtype), rows))
+    return choose(tf.reduce_all(counts), lambda: rows, lambda: _weigh(tf.cast(counts, rows.dtype), rows))
 
 
 @float_sums.trace_once
@@ -145,7 +146,7 @@ def _sum_at_first_places(ids: tf.Tensor, g: tf.Tensor, rows: tf.Tensor) -> tf.Te
         new = tf.where(first[:, None], tf.gather(sums, number), tf.zeros([], g.dtype))
         return tf.reshape(tf.tensor_scatter_nd_update(flat, at, new), tf.shape(g))
 
-    return tf.cond(tf.reduce_any(repeated), sum_repeats, lambda: g)
+    return choose(tf.reduce_any(repeated), sum_repeats, lambda: g)
 
 
 def add_position_axis(tensor: tf.Tensor) -> tf.Tensor:
@@ -296,7 +297,7 @@ class Outer(Factor):
         if None not in (positions, rows, columns):
             return self._gram_norm() if positions * (rows + columns) <= rows * columns else self._norm_of_gradients()
         (positions, rows), columns = tf.unstack(tf.shape(self.x)[1:]), tf.shape(self.g)[2]
-        return tf.cond(positions * (rows + columns) <= rows * columns, self._gram_norm, self._norm_of_gradients)
+        return choose(positions * (rows + columns) <= rows * columns, self._gram_norm, self._norm_of_gradients)
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor:
         x, g = _silence(weights, self.x), _weigh(weights, self.g)
@@ -422,7 +423,7 @@ def _sum_at_first_columns(ids: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
 
     # Repeats that come last and have no gradient, as `negatives.repeats_last` makes them: `d` is the sum already.
     come_last = tf.reduce_all(tf.equal(number[:count], tf.range(count)))
-    return tf.cond(come_last & tf.reduce_all(tf.equal(d[:, count:], 0)), lambda: d, sum_repeats)
+    return choose(come_last & tf.reduce_all(tf.equal(d[:, count:], 0)), lambda: d, sum_repeats)
 
 
 def root(square: tf.Tensor) -> tf.Tensor:

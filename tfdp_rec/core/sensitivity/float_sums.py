@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
+from tfdp_rec.core.ground.branches import choose, choose_from
 from tfdp_rec.core.ground.graph_checks import HOST
 from tfdp_rec.core.ground.shared_graphs import SharedGraph
 
@@ -128,7 +129,7 @@ def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
         short = [short_enough(n, terms, depth) for n in _LAID_OUT]
         cut = (depth >= float(_LEAST + _AT_ONCE + 1)) & (x.dtype != tf.float64)  # not for a depth that is no number
         way = tf.argmax(tf.stack([*short, cut, True]), output_type=tf.int32)
-    return tf.switch_case(way, [*map(lay_out, _LAID_OUT), add_in_pieces, add_in_float64])
+    return choose_from([*map(lay_out, _LAID_OUT), add_in_pieces, add_in_float64], way)
 
 
 @trace_once
@@ -146,7 +147,7 @@ def examples(values: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
     def add_in_float64() -> tf.Tensor:
         return tf.cast(tf.reduce_sum(tf.cast(values, tf.float64), axis=0), values.dtype)
 
-    return tf.cond(size > 0, add_in_pieces, add_in_float64)
+    return choose(size > 0, add_in_pieces, add_in_float64)
 
 
 def rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
@@ -173,7 +174,7 @@ def _rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tenso
         rest = sums(tf.where(taken, tf.zeros_like(weights), weights))
         return tf.tensor_scatter_nd_update(rest, there, tf.cast(wide, values.dtype))
 
-    return distinct, tf.cond(tf.reduce_any(often), some_in_float64, lambda: sums(weights))
+    return distinct, choose(tf.reduce_any(often), some_in_float64, lambda: sums(weights))
 
 
 def _add_segments(values: tf.Tensor, weights: tf.Tensor, place: tf.Tensor, count: tf.Tensor) -> tf.Tensor:

@@ -1,0 +1,38 @@
+"""Branches of a graph that stay functions where there is one processor.
+
+TensorFlow makes a conditional and all its branches part of the graph around it, a switch before each tensor and a merge
+after it, so that operations of a branch can stand on several devices. In a private step most branches are rare: a row
+that look-ahead has not announced, an infinity, totals that need more room. Before the first step the graph is optimised
+with all of them, and in each step every switch is passed.
+
+On one processor nothing is gained by that. So a branch stays a function there, which is optimised when it first runs:
+a step of a small model has half the operations. With a GPU, or servers, TensorFlow's way remains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+
+def choose(condition: tf.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
+    """`then()` where the condition holds, and `otherwise()` where it does not, as `tf.cond`."""
+    return _keep_whole(tf.cond(condition, then, otherwise))
+
+
+def choose_from(branches: Sequence[Callable[[], Any]], number: tf.Tensor) -> Any:
+    """The result of the branch of that number, as `tf.switch_case`."""
+    return _keep_whole(tf.switch_case(number, list(branches)))
+
+
+def _keep_whole(results: Any) -> Any:
+    """Has the conditional that gave some results stay one operation."""
+    if not tf.executing_eagerly() and len(tf.config.list_logical_devices()) == 1:
+        conditional = tf.nest.flatten(results)[0].op.inputs[0].op  # behind the identity that TensorFlow puts there
+        conditional._set_attr("_lower_using_switch_merge", _NO)
+    return results
+
+
+_NO = tf.compat.v1.AttrValue(b=False)
