@@ -19,6 +19,7 @@ from settling import EVERY_ID, ROWS, assert_settled, batches, in_training, model
 
 import tfdp_rec
 from tfdp_rec.clipping import clipped_sum
+from tfdp_rec.core.ground import withheld_rows
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import find_withheld
 from tfdp_rec.noise import KeyedNoise
@@ -527,6 +528,61 @@ def test_decay_on_a_shared_table_is_refused():
         with pytest.raises(NotPrivate, match="weight_decay"):
             other.train_on_batch(*BATCHES[0])
     assert not other.optimizer.built
+
+
+def apply_by_hand(model, batch):
+    model.optimizer.apply(clipped_sum(model, batch, l2_norm_clip=1.0))
+
+
+@pytest.mark.parametrize("step", [tfdp_rec.PrivateModel.train_step, apply_by_hand])
+def test_a_graph_that_is_older_than_another_optimizer_makes_no_step(step):
+    """It settles nothing for that optimizer: the rows that it reads would lack the noise that they owe it."""
+    table = keras.layers.Embedding(ROWS, 3, name="items")
+    model, other = sharing(table, 1), sharing(table, 2)
+    model.prepare(BATCHES[0])
+
+    def trace():
+        def run(x, y):
+            step(model, (x, y))
+            return tf.constant(True)
+
+        return tf.function(run, autograph=False)
+
+    older, batch = trace(), [tf.constant(part) for part in BATCHES[0]]
+    older(*batch)
+    model.settle()
+    other.train_on_batch(*BATCHES[1])
+    before = [other.optimizer.debts.marks.marks["items/embeddings"].numpy(), int(model.optimizer.iterations)]
+    for _ in range(2):  # whether or not rows are withheld
+        with pytest.raises(tf.errors.InvalidArgumentError, match="Another optimizer"):
+            older(*batch)
+        after = [other.optimizer.debts.marks.marks["items/embeddings"].numpy(), int(model.optimizer.iterations)]
+        assert (after[0] == before[0]).all() and after[1] == before[1]
+        model.settle()
+        before[0] = other.optimizer.debts.marks.marks["items/embeddings"].numpy()
+    other.train_on_batch(*BATCHES[1])
+    trace()(*batch)
+    read = np.unique(BATCHES[0][0])
+    assert (other.optimizer.debts.marks.marks["items/embeddings"].numpy()[read] == 2).all()
+
+
+def test_a_frozen_table_that_owes_noise_is_read_by_no_step():
+    table = keras.layers.Embedding(ROWS, 3, name="items")
+    model, other = sharing(table, 1), sharing(table, 2)
+    table.trainable = False
+    model.train_on_batch(*BATCHES[0])
+    table.trainable = True
+    other.train_on_batch(*BATCHES[1])
+    table.trainable = False
+    with RAISES:
+        model.train_on_batch(*BATCHES[0])
+    model.settle()
+    model.train_on_batch(*BATCHES[0])
+
+
+def test_a_table_of_2_to_the_31_values_has_rows(monkeypatch):
+    monkeypatch.setattr(tf.raw_ops, "VariableShape", lambda input: tf.constant([1 << 16, 1 << 15]))
+    assert withheld_rows._has_rows(None)
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ import keras
 from tfdp_rec.core.claim.events import NonPrivateDpEvent
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
-from tfdp_rec.core.mechanism.noise_walk import DOES_NOTHING, SPOILS, NoRate, noise_in_rows
+from tfdp_rec.core.mechanism.noise_walk import DOES_NOTHING, SPOILS, NoRate, noise_in_rows, rates_of
 from tfdp_rec.training.release_methods import add_release_callback
 
 _WARNED = "warned_of_noise"  # attribute of an optimizer
@@ -138,6 +138,11 @@ class FitWarnings(keras.callbacks.Callback):
         elif lengths and lengths[path] < DOES_NOTHING and steps >= _LONG and optimizer.noise_multiplier > _LITTLE:
             setattr(optimizer, _WARNED, True)
             warnings.warn(_rate_too_small(path, lengths[path], steps), stacklevel=2)
+        if lengths and optimizer.debts is not None and optimizer.noise_multiplier > 0:
+            bound = optimizer.debts.bound.foresee(rates_of(optimizer, steps).max())
+            if bound < _NARROW:
+                setattr(optimizer, _WARNED, True)
+                warnings.warn(_NARROW_BOUND.format(bound), stacklevel=2)
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
         # The loss that Keras shows is computed from private data without noise, and so is this warning. To stop here
@@ -184,6 +189,12 @@ _NOT_COUNTED = (
     "tfdp_rec.privacy.Accountant(model.optimizer.dp_event(), sampling, delta=...), whose sampling draws the batches, "
     "give fit callbacks=[tfdp_rec.callbacks.PrivacyBudget(accountant, target_epsilon=...)]; accountant.follow(model) "
     "also counts steps that were made already."
+)
+_NARROW = 1.0  # weights of trained rows, whose length is near 1, are smaller
+_NARROW_BOUND = (
+    "Until the next release no gradient takes a weight of a table past {:.2g}, four times what was released or a "
+    "multiple of this training's noise (docs/privacy-noise.md). If rows need larger weights, use a larger "
+    "learning_rate, l2_norm_clip or noise multiplier, no schedule of the rate, or model.settle() at the ends of epochs."
 )
 _DIVERGED = (
     "The loss is not a number any more: begin anew with a smaller learning_rate (a tenth, say), a smaller l2_norm_clip "

@@ -26,6 +26,7 @@ import tensorflow as tf
 from tfdp_rec.core.ground.branches import choose
 from tfdp_rec.core.ground.graph_checks import HOST, require
 from tfdp_rec.core.ground.keras_internals import resource
+from tfdp_rec.core.ground.shared_graphs import SharedGraph
 
 _NOTHING = [0] * 5  # a shape that no table has
 
@@ -38,11 +39,13 @@ class WithheldRows:
         self._graph: Any = lambda: None  # the graph that last got the operations of `withhold`
         self._optimizers: list[Any] = []  # those that may move the rows
         with tf.init_scope(), tf.device(self.public.device):
-            rows = _read_by_reference(self.public)
+            rows = _read_by_reference(self.public.handle)
             self.private = tf.Variable(rows, trainable=variable.trainable, name="private_rows")
-            _empty(self.private)
+            _empty(self.private.handle)
             # What mechanisms keep the values' sizes within; first the largest, as the rows were withheld.
             self.bound = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="bound")
+        with tf.init_scope(), tf.device(HOST):
+            self._admitted = tf.Variable(0, trainable=False, dtype=tf.int64, name="admitted")  # number of optimizers
 
     @property
     def public(self) -> tf.Variable:
@@ -57,45 +60,35 @@ class WithheldRows:
     @property
     def is_withheld(self) -> bool:
         """Whether the rows are in the private variable; for eager code."""
-        return not _has_rows(self.public)
+        return not _has_rows(self.public.handle)
 
     def admit(self, optimizer: Any) -> None:
         """Allows an optimizer, which the owner of the rows knows and settles for, to move them."""
         self._optimizers.append(optimizer)
+        with tf.init_scope():
+            self._admitted.assign(len(self._optimizers))
 
     def knows(self, optimizer: Any) -> bool:
         """Whether an optimizer may move the rows."""
         return any(optimizer is each for each in self._optimizers)
 
     def withhold(self) -> None:
-        """Moves the rows to the private variable; once per graph."""
-        if tf.executing_eagerly():
-            if not self.is_withheld:
-                self._move_away()
+        """Moves the rows to the private variable; once per graph, which settles for the optimizers known by then."""
+        graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
+        if graph is not None and self._graph() is graph:
             return
-        graph = tf.compat.v1.get_default_graph()
-        if self._graph() is graph:
-            return
-        self._graph = weakref.ref(graph)
-
-        def move() -> tf.Tensor:
-            self._move_away()
-            return tf.constant(True)
-
-        choose(_has_rows(self.public), move, lambda: tf.constant(False))
-
-    def _move_away(self) -> None:
-        largest = largest_of(_read_by_reference(self.public))
-        measured = tf.raw_ops.AssignVariableOp(resource=self.bound.handle, value=largest)
-        with tf.control_dependencies([] if measured is None else [measured]):
-            _move(self.public, self.private)
+        move = _withhold
+        if graph is not None:
+            self._graph, move = weakref.ref(graph), _WITHHOLD
+        known = tf.constant(len(self._optimizers), tf.int64)
+        move(self.public.handle, self.private.handle, self.bound.handle, self._admitted.handle, known)
 
     def publish(self) -> None:
         """Moves the rows, none of which owes noise any more, to the public variable."""
         if self.is_withheld:
-            _move(self.private, self.public)
-        elif _has_rows(self.private):  # an interruption has left the same rows in both
-            _empty(self.private)
+            _move(self.private.handle, self.public.handle)
+        elif _has_rows(self.private.handle):  # an interruption has left the same rows in both
+            _empty(self.private.handle)
 
 
 def find_withheld(variable: keras.Variable) -> WithheldRows | None:
@@ -111,7 +104,7 @@ def rows_of(variable: keras.Variable) -> tf.Variable:
 
 def require_rows(variable: keras.Variable, sentence: str) -> None:
     """Makes a graph fail with a sentence, ahead of its reads of a table, if the table's rows are withheld."""
-    with tf.control_dependencies(require(_has_rows(resource(variable)), sentence)):
+    with tf.control_dependencies(require(_has_rows(resource(variable).handle), sentence)):
         # Reads wait for operations that may write to the variable, of which TensorFlow takes this to be one.
         tf.raw_ops.DisableCopyOnRead(resource=resource(variable).handle)
 
@@ -127,26 +120,57 @@ def largest_of(values: tf.Tensor) -> tf.Tensor:
     return tf.where(tf.math.is_nan(size), tf.constant(math.inf, tf.float64), size)
 
 
-def _has_rows(variable: tf.Variable) -> tf.Tensor:
-    shape = tf.raw_ops.VariableShape(input=variable.handle)
+def _has_rows(handle: tf.Tensor) -> tf.Tensor:
+    shape = tf.raw_ops.VariableShape(input=handle)
     with tf.device(HOST):
-        return tf.reduce_prod(shape) > 0
+        return tf.reduce_all(shape > 0)
 
 
-def _read_by_reference(variable: tf.Variable) -> tf.Tensor:
+def _read_by_reference(handle: tf.Tensor) -> tf.Tensor:
     # By reference; after a scatter TensorFlow would copy the values at every read.
-    tf.raw_ops.DisableCopyOnRead(resource=variable.handle)
-    return tf.raw_ops.ReadVariableOp(resource=variable.handle, dtype=variable.dtype, name="rows_by_reference")
+    tf.raw_ops.DisableCopyOnRead(resource=handle)
+    return tf.raw_ops.ReadVariableOp(resource=handle, dtype=tf.float32, name="rows_by_reference")
 
 
-def _move(source: tf.Variable, target: tf.Variable) -> None:
+def _withhold(public: tf.Tensor, private: tf.Tensor, bound: tf.Tensor, admitted: tf.Tensor, known: tf.Tensor) -> None:
+    """Moves rows from one variable to another, and measures them on the way, if they are not there yet."""
+
+    def move() -> tf.Tensor:
+        largest = largest_of(_read_by_reference(public))
+        measured = tf.raw_ops.AssignVariableOp(resource=bound, value=largest)
+        with tf.control_dependencies([] if measured is None else [measured]):
+            _move(public, private)
+        return tf.constant(True)
+
+    def check_and_move() -> tf.Tensor:
+        with tf.control_dependencies(require(is_known, _OLD_GRAPH)):
+            return choose(_has_rows(public), move, lambda: tf.constant(False))
+
+    with tf.device(HOST):
+        is_known = tf.ensure_shape(tf.raw_ops.ReadVariableOp(resource=admitted, dtype=tf.int64) == known, [])
+        acts = _has_rows(public) | ~is_known
+    with tf.device(None):  # where the variables are, which need not be where it was traced
+        choose(acts, check_and_move, lambda: tf.constant(False))
+
+
+# By handles, so that it is traced once for all tables.
+_WITHHOLD = SharedGraph(
+    _withhold, input_signature=[*4 * [tf.TensorSpec([], tf.resource)], tf.TensorSpec([], tf.int64)]
+)
+_OLD_GRAPH = (
+    "Another optimizer trains a table of this model since the graph of this step was traced, which settles nothing for "
+    "it: make the tf.function anew, or train by fit or train_on_batch."
+)
+
+
+def _move(source: tf.Tensor, target: tf.Tensor) -> None:
     # In this order, so that an interruption in between loses nothing.
-    tf.raw_ops.AssignVariableOp(resource=target.handle, value=_read_by_reference(source))
+    tf.raw_ops.AssignVariableOp(resource=target, value=_read_by_reference(source))
     _empty(source)
 
 
-def _empty(variable: tf.Variable) -> None:
-    none = tf.zeros(_NOTHING, variable.dtype)
+def _empty(handle: tf.Tensor) -> None:
+    none = tf.zeros(_NOTHING)
     if not tf.executing_eagerly():  # in a graph a known shape must be the variable's
         none = tf.compat.v1.placeholder_with_default(none, None)
-    tf.raw_ops.AssignVariableOp(resource=variable.handle, value=none)
+    tf.raw_ops.AssignVariableOp(resource=handle, value=none)

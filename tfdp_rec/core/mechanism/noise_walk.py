@@ -59,7 +59,7 @@ def noise_in_rows(optimizer: PrivateOptimizer, steps: int, rate: float | None = 
     """The length of the noise in a row of each table after `steps` more steps, with the present settings."""
     strategy = getattr(getattr(optimizer, "correlation", None), "strategy", INDEPENDENT)
     stddev = optimizer.noise_multiplier * optimizer.l2_norm_clip / optimizer.expected_batch_size
-    rates = _rates(optimizer, steps) if rate is None else np.full(steps, float(rate))
+    rates = rates_of(optimizer, steps) if rate is None else np.full(steps, float(rate))
     walks: dict[Any, float] = {}
     for table in optimizer.tables.values():
         if isinstance(table.rule, Recursion) and table.rule not in walks:
@@ -67,7 +67,7 @@ def noise_in_rows(optimizer: PrivateOptimizer, steps: int, rate: float | None = 
     return {path: walks[t.rule] * t.width**0.5 for path, t in optimizer.tables.items() if t.rule in walks}
 
 
-def _rates(optimizer: PrivateOptimizer, steps: int) -> np.ndarray:
+def rates_of(optimizer: PrivateOptimizer, steps: int) -> np.ndarray:
     """η of the next steps."""
     rate = learning_rate_of(optimizer)
     if isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):

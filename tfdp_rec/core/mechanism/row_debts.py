@@ -147,11 +147,9 @@ class RowDebts:
         yield self.bound.check_noise(step)
         if self.arrives_late or not self.tables:
             return
-        # The rows of the gradient were read at this step, and owed nothing. One check, with the first table's name.
-        marks = {path: self.marks.read_marks(path, step.move(table).indices) for path, table in self.tables.items()}
-        fresh = tf.stack([tf.reduce_all(since == now) for since in marks.values()])
-        first = tf.gather(list(marks), tf.argmin(tf.cast(fresh, tf.int32)))
-        yield fresh, "Rows of '", first, _STALE
+        # The rows of the gradient were read at this step, and owed nothing.
+        marks = (self.marks.read_marks(path, step.move(table).indices) for path, table in self.tables.items())
+        yield tf.stack([tf.reduce_all(since == now) for since in marks]), _STALE
 
     # Checkpoints.
 
@@ -174,8 +172,8 @@ def _distinct(ids: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
 
 
 _STALE = (
-    "' were read before their pending noise was applied, or the clipped sum is of an earlier step: take it "
-    "with tfdp_rec.clipping.clipped_sum just before optimizer.apply."
+    "Rows of a table were read before their pending noise was applied, or the clipped sum is of an earlier step: take "
+    "it with tfdp_rec.clipping.clipped_sum just before optimizer.apply."
 )
 _TOO_MUCH_DECAY = (
     "learning_rate * weight_decay must stay below 1 for lazy decay; a table's regularizer L2(l2) counts as 2 * l2."

@@ -23,7 +23,7 @@ from tfdp_rec.core.ground.branches import choose
 from tfdp_rec.core.ground.graph_checks import Check
 from tfdp_rec.core.ground.keras_internals import learning_rate_of
 from tfdp_rec.core.ground.refused import NotPrivate
-from tfdp_rec.core.ground.withheld_rows import find_withheld, size_of
+from tfdp_rec.core.ground.withheld_rows import find_withheld, largest_of, size_of
 from tfdp_rec.core.mechanism.base import Step
 from tfdp_rec.core.mechanism.pending import RowMarks
 from tfdp_rec.core.mechanism.tables import NO_OWNER, Operations, assign, recursion_of
@@ -60,6 +60,14 @@ class WeightBound:
         reach = self.optimizer.recursion.reach
         sizes = [size.read_value() for size in self.sizes] + [reach * speed for speed in self._read_speeds()]
         return _GROWTH * tf.reduce_max(tf.stack([*sizes, self._marks.largest.read_value()]))  # whose grid they stand on
+
+    def foresee(self, rate: float) -> float:
+        """The bound in a training of that largest rate, from what is public ahead of it."""
+        optimizer = self.optimizer
+        scale = rate * optimizer.noise_multiplier * optimizer.l2_norm_clip / optimizer.expected_batch_size
+        several = [find_withheld(table.variable) for table in self.tables.values()]
+        sizes = [p.bound if p.is_withheld else largest_of(p.rows) for p in several if p is not None]
+        return max([min(self.room * self._least_part * scale, _AMPLE), *(_GROWTH * float(size) for size in sizes)])
 
     def _read_speeds(self) -> list[tf.Tensor]:
         """The largest velocity that each table was released with."""
