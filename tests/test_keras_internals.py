@@ -16,6 +16,7 @@ from keras.src.saving import saving_lib
 
 import tfdp_rec
 from tfdp_rec.core.ground import keras_internals
+from tfdp_rec.core.ground.branches import choose, choose_from
 
 PACKAGE = Path(tfdp_rec.__file__).parent
 UNPROMISED_MODULES = ("keras.src", "tensorflow.python", "tensorflow.compiler")
@@ -288,6 +289,24 @@ def test_xla_is_noticed_while_tracing():
     tf.function(function)()
     tf.function(function, jit_compile=True)()
     assert seen == [False, True] and not keras_internals.is_compiled_with_xla()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_conditional_of_ours_stays_one_operation_where_there_is_one_device(devices, monkeypatch):
+    """With others, operations of a branch may stand elsewhere, and TensorFlow takes it apart."""
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda: [None] * devices)
+
+    @tf.function(autograph=False)
+    def both(x):
+        one = choose(x > 1, lambda: {"a": x, "b": -x}, lambda: {"a": 2 * x, "b": x})
+        return one["a"], choose_from([lambda: x, lambda: x + 1, lambda: x + 2], tf.cast(x, tf.int32))
+
+    graph = both.get_concrete_function(tf.TensorSpec([], tf.float32)).graph
+    found = [op for op in graph.get_operations() if op.type in ("If", "StatelessIf", "Case", "StatelessCase")]
+    assert [op.get_attr("_lower_using_switch_merge") for op in found] == [devices > 1] * 2
+    for x, results in ((2.0, [2.0, 4.0]), (1.0, [2.0, 2.0])):
+        assert [float(value) for value in both(tf.constant(x))] == results
+    assert float(choose(tf.constant(True), lambda: tf.constant(1.0), lambda: tf.constant(2.0))) == 1.0
 
 
 def test_the_initializer_of_a_variable_is_found():

@@ -16,6 +16,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp_rec.core.ground.keras_internals import keep_conditional
+
 
 def choose(condition: tf.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
     """`then()` where the condition holds, and `otherwise()` where it does not, as `tf.cond`."""
@@ -28,11 +30,6 @@ def choose_from(branches: Sequence[Callable[[], Any]], number: tf.Tensor) -> Any
 
 
 def _keep_whole(results: Any) -> Any:
-    """Has the conditional that gave some results stay one operation."""
     if not tf.executing_eagerly() and len(tf.config.list_logical_devices()) == 1:
-        conditional = tf.nest.flatten(results)[0].op.inputs[0].op  # behind the identity that TensorFlow puts there
-        conditional._set_attr("_lower_using_switch_merge", _NO)
+        keep_conditional(results)
     return results
-
-
-_NO = tf.compat.v1.AttrValue(b=False)

@@ -304,6 +304,12 @@ def _find_gradient(operation: str) -> tuple[dict[str, Any], Any]:
     return registered, registered["type"]
 
 
+def keep_conditional(results: Any) -> None:
+    """Has the conditional that gave some results stay one operation of its graph, whose branches are functions."""
+    conditional = tf.nest.flatten(results)[0].op.inputs[0].op  # behind the identity that TensorFlow puts there
+    conditional._set_attr("_lower_using_switch_merge", tf.compat.v1.AttrValue(b=False))
+
+
 def initializer_of(initial_value: Any) -> Any:
     """The Keras initializer behind the initial value that a variable creator is given; None if there is none."""
     named = inspect.getclosurevars(initial_value).nonlocals if callable(initial_value) else {}

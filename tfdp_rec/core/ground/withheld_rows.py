@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -77,7 +78,7 @@ class WithheldRows:
         graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         if graph is not None and self._graph() is graph:
             return
-        move = _withhold
+        move: Callable[..., Any] = _withhold
         if graph is not None:
             self._graph, move = weakref.ref(graph), _WITHHOLD
         known = tf.constant(len(self._optimizers), tf.int64)
