@@ -28,7 +28,7 @@ UNPROMISED_MODULES = ("keras.src", "tensorflow.python", "tensorflow.compiler")
 def bound(tree):
     """Names with an underscore that a file binds itself: functions, classes, attributes, variables."""
     for node in ast.walk(tree):
-        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
             yield node.name
         elif isinstance(node, (ast.Attribute, ast.Name)) and isinstance(node.ctx, ast.Store):
             yield node.attr if isinstance(node, ast.Attribute) else node.id

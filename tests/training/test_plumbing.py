@@ -18,12 +18,12 @@ IDS, Y = np.arange(SIZE) * 5 % ROWS, (np.arange(SIZE) % 3 == 0).astype("float32"
 WORDS = np.array([f"w{n:02}" for n in range(ROWS)])
 
 
-def trained(fit, rate=0.5, dtype=None, words=False, loss="binary_crossentropy", **compiled):
-    """The weights after two epochs of three batches."""
+def trained(fit, rate=0.5, dtype=None, words=False, unknown=1, loss="binary_crossentropy", **compiled):
+    """The weights after two epochs of three batches; of `words`, with so many numbers for unknown ones."""
     seeding.seed(1)
     x = inputs = keras.Input([], dtype="string" if words else "int32")
     if words:
-        x = layers.StringLookup(vocabulary=list(WORDS))(x) - 1  # one number for words that are not in it
+        x = layers.StringLookup(vocabulary=list(WORDS), num_oov_indices=unknown)(x) - unknown
     row = layers.Embedding(ROWS, 4, embeddings_initializer="normal", dtype=dtype)(x)
     model = tfdp_rec.PrivateModel(inputs, layers.Dense(1, activation="sigmoid", dtype=dtype)(row))
     private = {"l2_norm_clip": 2.0, "noise_multiplier": 0.1, "expected_batch_size": BATCH}
@@ -85,11 +85,14 @@ SAME = {
     "weights of one": lambda folder: trained(lambda m: arrays(m, sample_weight=np.ones(SIZE, "float32"))),
     "classes of one": lambda folder: trained(lambda m: arrays(m, class_weight={0: 1.0, 1: 1.0})),
     "a preprocessing layer": lambda folder: trained(lambda m: arrays(m, tf.constant(WORDS[IDS])), words=True),
+    "words that are all known": lambda folder: trained(
+        lambda m: arrays(m, tf.constant(WORDS[IDS])), words=True, unknown=0
+    ),
     "a loss object": lambda folder: trained(arrays, loss=keras.losses.BinaryCrossentropy()),
 }
 
 
-@pytest.mark.slow
+@pytest.mark.fast_cases("words that are all known")
 @pytest.mark.parametrize("name", SAME)
 def test_it_changes_nothing(name, plain, tmp_path):
     for one, other in zip(SAME[name](tmp_path), plain, strict=True):
@@ -107,3 +110,8 @@ def test_what_should_change_something_does(plain):
         assert np.abs(one - before).max() > 1e-3 and np.abs(fell - before).max() > 1e-3
     for one, other in zip(trained(arrays, dtype="mixed_bfloat16"), plain, strict=True):
         np.testing.assert_allclose(one, other, atol=0.02)
+
+
+def test_a_word_that_must_be_known_and_is_not_ends_a_step_as_an_id_outside_a_table_does():
+    with pytest.raises(tf.errors.InvalidArgumentError, match="OOV values"):
+        trained(lambda m: arrays(m, tf.constant(["new", *WORDS[IDS[1:]]])), words=True, unknown=0)

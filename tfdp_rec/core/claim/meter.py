@@ -1,4 +1,4 @@
-"""Counts the steps of an optimizer in the graph of each step, before the step writes anything.
+"""Counts the steps of an optimizer in the graph of each step, before the noise of the step is drawn.
 
     step -> may one more be made? (gate.py)  -> counted, by source of its batch (counters.py) -> noise, update
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdp_rec.core.ground.keras_internals import function_graph, resource_key
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.independence.reading import find_functions, is_ours, outermost
-from tfdp_rec.core.sensitivity.independence.refusals import users_line
+from tfdp_rec.core.sensitivity.independence.refusals import is_lookup_check, users_line
 
 _READS = frozenset(
     """
@@ -90,7 +90,7 @@ class DataFlow:
 
     def _note(self, operation: Any, resources: list[Any]) -> None:
         """Notes a write, if the operation is one; its variable depends on the values from then on."""
-        if operation.type in _OUT or is_write(operation):
+        if is_write(operation):
             self.writes.append((operation, resources[0] if resources else None))
             self._variables.update(resource_key(handle) for handle in resources[:1] if handle is not None)
 
@@ -99,7 +99,8 @@ def is_write(operation: Any) -> bool:
     """Whether an operation may leave something behind in a variable, a file or elsewhere; screens are not looked at."""
     if operation.type == "PrintV2":
         return operation.get_attr("output_stream").startswith(b"file:")
-    return operation.op_def.is_stateful and operation.type not in _READS | _KEEPS_NOTHING
+    stays = operation.op_def.is_stateful and operation.type not in _READS | _KEEPS_NOTHING
+    return (stays or operation.type in _OUT) and not is_lookup_check(operation)
 
 
 def find_write(graph: Any, operations: Iterable[Any]) -> Any:

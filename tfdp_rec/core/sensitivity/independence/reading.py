@@ -378,7 +378,8 @@ def _apply(at: At) -> list[Value]:
     mixed = next((v for v in at.values if isinstance(v, Mixed)), None)
     if at.before and _is_stateful(operation):
         return [Mixed(operation, "outside")] * count
-    if known is None and _has_effect(at.walk.graph, operation):
+    # A word that a lookup layer lacks ends the training as an id outside a table does: the data are not the model's.
+    if known is None and _has_effect(at.walk.graph, operation) and not refusals.is_lookup_check(operation):
         raise at.reading.refuse(operation, refusals.WITHOUT_RULE.get(kind, "effect"))
     if mixed is not None and not (known and known.mixed):
         return [mixed] * count
