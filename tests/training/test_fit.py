@@ -14,6 +14,7 @@ from settling import IDS, LABELS, ROWS, assert_settled, batches, in_training, mo
 
 import tfdp_rec
 from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.ground.shared_graphs import SharedGraph
 
 # What ends a fit.
 
@@ -202,6 +203,30 @@ def test_a_list_of_callbacks_is_asked_for():
     model = model_of()
     with pytest.raises(TypeError, match="list"):
         model.fit(batches(), callbacks=keras.callbacks.CallbackList([], model=model))
+
+
+# Devices.
+
+
+@pytest.mark.parametrize("options", [{}, {"microbatch_size": 2}])
+def test_conditionals_that_tensorflow_takes_apart_make_the_same_steps(options, monkeypatch):
+    """As it does where there is a GPU, or another device."""
+    monkeypatch.setattr(tf.config, "list_logical_devices", lambda: [None, None])
+    SharedGraph.trace_all_anew()
+    try:
+        ids = keras.Input([2], dtype="int32")
+        table = keras.layers.Embedding(4000, 5, embeddings_initializer="zeros")
+        model = tfdp_rec.PrivateModel(ids, keras.layers.Dense(1)(keras.layers.Flatten()(table(ids))))
+        optimizer = tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4)
+        model.compile(optimizer, loss="mse", **options)
+        for _ in range(4):
+            model.train_on_batch(IDS[:4], LABELS[:4])
+        model.settle()
+        unread = table.get_weights()[0][ROWS:]
+    finally:
+        monkeypatch.undo()
+        SharedGraph.trace_all_anew()
+    assert unread.std() == pytest.approx(4**0.5 * 0.5 / 4, rel=6 / (2 * unread.size) ** 0.5)
 
 
 # Memory.

@@ -69,7 +69,7 @@ def test_rows_owe_still_after_a_settling_that_was_interrupted(monkeypatch):
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(model.optimizer.debts, "run_settling", interrupt)
+        patched.setattr(model.optimizer.debts, "settle_all", interrupt)
         with pytest.raises(KeyboardInterrupt):
             model.settle()
     assert not model.optimizer.releasable

@@ -413,8 +413,9 @@ class PrivateTraining(ReleaseMethods):
                     self.feeding = None
                     if self.is_private:  # a callback may have exchanged the optimizer
                         allow_steps(self.optimizer, False)
-                    if getattr(self.optimizer, "plan", None) is not None:  # which keeps the budget where no fit does
-                        self.optimizer.privacy_history.lift()
+                        # A budget ends with its fit, also if that is interrupted; a plan keeps it where no fit does.
+                        if self.optimizer.plan is not None or self.optimizer.privacy_history.gate.is_kept:
+                            self.optimizer.privacy_history.lift()
 
     def _prepare_data(self, x: Any, y: Any, weighted: bool = False) -> Any:
         # The training data, with look-ahead if they are a dataset. Builds the optimizer on the way, before the step is

@@ -17,6 +17,7 @@ import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.kept import kept_variables, restoration
+from tfdp_rec.core.mechanism.row_debts import RowDebts
 from tfdp_rec.noise import KeyedNoise
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
 from tfdp_rec.training.lookahead import LookAhead, lookahead
@@ -57,8 +58,6 @@ class Training:
 
     def _build(self):
         build_by_hand(self.optimizer, self.weights.all, self.weights.tables.values())
-        if self.optimizer.pays_late:  # settles without a graph, which each new optimizer would trace anew
-            self.optimizer.debts.run_settling = self.optimizer.debts.settle_all
 
     def step(self, batch, announced):
         gradients, total = {}, 0.0
@@ -285,6 +284,21 @@ ONE_OF_EACH = [
 @pytest.mark.parametrize("strategy", STRATEGIES)
 def test_every_kind_of_noise(strategy):
     assert_lazy_is_eager(strategy, (0.6, True, None), "halving", ONE_OF_EACH, "right", {})
+
+
+@pytest.mark.parametrize("recursion", [(0.6, False, None), (0.0, False, 0.3)])
+def test_large_tables_are_settled_in_chunks_by_a_graph(recursion, monkeypatch):
+    monkeypatch.setattr("tfdp_rec.core.mechanism.tables.CHUNK_VALUES", 4)
+    monkeypatch.setattr(RowDebts, "settle_all", not_eagerly(RowDebts.settle_all))
+    assert_lazy_is_eager("independent", recursion, "halving", ONE_OF_EACH, "right", {})
+
+
+def not_eagerly(settle_all):
+    def settle(debts):
+        assert not tf.executing_eagerly()
+        settle_all(debts)
+
+    return settle
 
 
 @pytest.mark.fast_cases("independent-None")

@@ -116,7 +116,9 @@ class RowDebts:
         if not tf.executing_eagerly():
             raise RuntimeError("settle() is for eager code; inside a graph it would be built, not run.")
         now = int(self.marks.clock.numpy())
-        self.run_settling()
+        # Small tables at once: to trace a graph takes longer than some hundred operations.
+        run = self.settle_all if all(table.is_small for table in self.tables.values()) else self.run_settling
+        run()
         self.marks.settled_at = now
 
     def settle_all(self) -> None:

@@ -67,6 +67,11 @@ class Table:
         """The variable's path within its model."""
         return self.variable.path
 
+    @property
+    def is_small(self) -> bool:
+        """Whether the table is swept in one chunk."""
+        return self.rows * self.width <= CHUNK_VALUES
+
     def read(self, ids: tf.Tensor) -> Rows:
         """float32 rows of the weights, and of the state."""
         return tuple(tf.cast(tf.gather(rows_of(variable), ids), tf.float32) for variable in self.stored_variables)
