@@ -220,7 +220,7 @@ def test_no_record_tells_less_than_was_released(tmp_path, first, kind):
         sampling = ORDER if kind == "planned" else DRAWS
         with Ledger(path, sampling.unit, Snapshot(20, "rows")) as ledger:
             payments = Payments(ledger, sampling)
-            assert not payments.debts(carried)
+            assert not payments.find_unpaid(carried)
             within = composed_of(payments.entries(), sampling)
         told = {"file": sum(price(paid.event) * paid.attempts for paid in read(path).paid), "ledger": within}
         told["history"] = composed_of(carried, sampling)

@@ -101,7 +101,7 @@ class Attempts:
         if self._payments is None or self._owned:
             return
         entries = dict(history.items())
-        unpaid = [entries[id] for id in self._payments.debts(history)]
+        unpaid = [entries[id] for id in self._payments.find_unpaid(history)]
         lacking = [entry for entry in unpaid if not entry.void]  # those have no ε anyway
         if lacking:
             what = ", ".join(entry.label or f"{entry.steps} steps" for entry in lacking[:3])

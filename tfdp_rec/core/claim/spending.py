@@ -118,7 +118,7 @@ class Spending:
         """Raises `Unaccounted` if steps were for another unit, not paid for, or without a record."""
         carried = self.history
         self._refuse_other_units(carried)
-        if unpaid := self.payments.debts(carried):
+        if unpaid := self.payments.find_unpaid(carried):
             uses = dict.fromkeys(f"'{entry.label}'" for id, entry in carried.items() if id in unpaid and entry.label)
             made = f"{sum(unpaid.values())} steps" + (f" or uses ({', '.join(uses)})" if uses else "")
             raise Unaccounted(
@@ -241,7 +241,7 @@ class Payments:
 
     def has_paid(self, use: Use) -> bool:
         """Whether a use was paid for, under its id or by hand under its own label."""
-        return not self.debts(Entries.of(use))
+        return not self.find_unpaid(Entries.of(use))
 
     def pay_steps(self, event: DpEvent, steps: int, id: str = "") -> str:
         """Pays for steps on this sampling's batches, for a plan of noise as a whole; returns the id of their entry."""
@@ -295,9 +295,9 @@ class Payments:
 
     # Reading.
 
-    def entries(self, carried: Entries | None = None, goes_on: Iterable[str] = ()) -> Entries:
+    def entries(self, carried: Entries | None = None, in_progress: Iterable[str] = ()) -> Entries:
         """All that was paid for, as entries, less the steps that are still ahead."""
-        # Of the entries that go on here, and of plans, which are paid for as a whole, what models carry was begun. Of
+        # Of the entries in progress here, and of plans, which are paid for as a whole, what models carry was begun. Of
         # all others, such as those of a process that was killed, what was paid for counts, made or not.
         found, carried = Entries(), carried or Entries()
         for paid, entry in self._lines():
@@ -307,7 +307,7 @@ class Payments:
                 continue
             id = paid.id or line
             made = carried.steps_of(id)
-            if id in goes_on or (made and isinstance(entry.event, PlannedDpEvent)):
+            if id in in_progress or (made and isinstance(entry.event, PlannedDpEvent)):
                 found.add(dataclasses.replace(entry, steps=made), id)
             else:
                 found.extend(id, entry)
@@ -323,7 +323,7 @@ class Payments:
         """Number of steps that were paid for under an id."""
         return sum(paid.steps for paid in self.ledger.paid if paid.id == id)
 
-    def debts(self, carried: Entries) -> dict[str, int]:
+    def find_unpaid(self, carried: Entries) -> dict[str, int]:
         """Number of steps, or other uses of the data, that models carry and this ledger has not paid for, by id."""
         steps, uses = dict[str, list[Line]](), Counter[str]()
         for paid, entry in self._lines():
@@ -353,11 +353,11 @@ class NoPayments:
 
     path, ledger, limit, written = "", None, None, ()
 
-    def entries(self, carried: Entries, goes_on: Iterable[str]) -> Entries:
+    def entries(self, carried: Entries, in_progress: Iterable[str]) -> Entries:
         """All that was spent: what is carried."""
         return carried
 
-    def debts(self, carried: Entries) -> dict[str, int]:
+    def find_unpaid(self, carried: Entries) -> dict[str, int]:
         """Nothing: it is counted, and owed to no ledger."""
         return {}
 

@@ -217,7 +217,7 @@ def refuse_unpaid(model: Any, ledger: Ledger, path: Path) -> None:
     """Refuses a model whose private training the run's ledger has not paid for, as another run's."""
     history = model.saved_history() or Entries()
     drawn = [entry.sampling for entry in history if entry.sampling and not entry.label]
-    if not drawn or history.ordinary or Payments(ledger, Sampling.from_state(dict(drawn[-1]))).debts(history):
+    if not drawn or history.ordinary or Payments(ledger, Sampling.from_state(dict(drawn[-1]))).find_unpaid(history):
         raise ValueError(
             f"{path} is not the model that this run released: {ledger.path} has not paid for its training. Put back "
             "release/ as this run left it."
