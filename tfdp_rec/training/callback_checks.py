@@ -139,7 +139,7 @@ class FitWarnings(keras.callbacks.Callback):
             setattr(optimizer, _WARNED, True)
             warnings.warn(_rate_too_small(path, lengths[path], steps), stacklevel=2)
         if lengths and optimizer.debts is not None and optimizer.noise_multiplier > 0:
-            bound = optimizer.debts.bound.foresee(rates_of(optimizer, steps).max())
+            bound = optimizer.debts.bound.foresee(rates_of(optimizer, steps).max(), _NARROW)
             if bound < _NARROW:
                 setattr(optimizer, _WARNED, True)
                 warnings.warn(_NARROW_BOUND.format(bound), stacklevel=2)

@@ -61,13 +61,16 @@ class WeightBound:
         sizes = [size.read_value() for size in self.sizes] + [reach * speed for speed in self._read_speeds()]
         return _GROWTH * tf.reduce_max(tf.stack([*sizes, self._marks.largest.read_value()]))  # whose grid they stand on
 
-    def foresee(self, rate: float) -> float:
-        """The bound in a training of that largest rate, from what is public ahead of it."""
+    def foresee(self, rate: float, enough: float) -> float:
+        """The bound in a training of that largest rate, from what is public ahead of it; or a part that is enough."""
         optimizer = self.optimizer
         scale = rate * optimizer.noise_multiplier * optimizer.l2_norm_clip / optimizer.expected_batch_size
+        raised = min(self.room * self._least_part * scale, _AMPLE)
+        if raised >= enough:  # to look through large tables takes a while
+            return raised
         several = [find_withheld(table.variable) for table in self.tables.values()]
         sizes = [p.bound if p.is_withheld else largest_of(p.rows) for p in several if p is not None]
-        return max([min(self.room * self._least_part * scale, _AMPLE), *(_GROWTH * float(size) for size in sizes)])
+        return max([raised, *(_GROWTH * float(size) for size in sizes)])
 
     def _read_speeds(self) -> list[tf.Tensor]:
         """The largest velocity that each table was released with."""

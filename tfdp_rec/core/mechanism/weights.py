@@ -214,7 +214,7 @@ class PrivateWeights:
 
     def check_read(self, variable: keras.Variable) -> None:
         """Raises for an eager read of withheld rows; in a graph, adds a check that fails with the reason."""
-        if self._is_within("exports") or self.is_in_step and tf.executing_eagerly():
+        if self._is_within("exports") or (self.is_in_step and tf.executing_eagerly()):
             return
         if tf.executing_eagerly():
             self._refuse_other_threads()
