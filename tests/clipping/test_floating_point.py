@@ -380,6 +380,16 @@ def test_an_example_computed_twice_counts_once():
     np.testing.assert_allclose(dense_gradients(model, found)[path][:, 0], [1, 1, 1, 2, 1])
 
 
+def test_an_example_whose_gradient_is_no_number_is_in_no_list_of_reads():
+    batch = {"ids": np.array([[1, 2], [3, 3], [4, 0]]), "target": np.ones([3, 2, 2], "float32")}
+    batch["target"][1] = np.nan
+    model = embedding()
+    model.per_example_loss(batch)
+    found = clipped_sum(model, batch, 100.0)
+    (path,) = found.gradients
+    assert np.asarray(found.reads[path].example).tolist() == [0, 0, 2, 2]
+
+
 def test_repeated_examples_have_no_gradient_so_that_no_weight_is_zero():
     """A weight of zero has all that it weighs looked at for infinities, which takes a pass over the inputs."""
     model, rows = dense(), {"x": tf.ones([3, 1]), "target": tf.ones([3, 1])}

@@ -144,6 +144,46 @@ def test_a_model_is_loaded_with_its_history_compiled_or_not(tmp_path, options):
     assert accountant_of(beside).steps == 16
 
 
+def test_a_history_given_to_an_optimizer_that_made_no_step_stays_with_the_model():
+    """As of a checkpoint: no variable knows yet whose steps they are."""
+    other, model = model_of(), model_of()
+    train(other, 10)
+    model.privacy_history.merge(other.privacy_history.snapshot())
+    model.compile(optimizer_of(), "mse", run_eagerly=True)
+    assert accountant_of(model).steps == 10
+    train(model, 4)
+    assert accountant_of(model).steps == 14
+
+
+def test_steps_that_no_history_describes_are_seen_after_an_optimizers_state_was_read():
+    model, fresh, store = model_of(), model_of(), {}
+    train(model, 10)
+    fresh.prepare(rows(range(4)))
+    fresh.optimizer.save_own_variables(store)
+    model.optimizer.load_own_variables({key: np.array(value) for key, value in store.items()})
+    assert int(model.optimizer.iterations) == 0 and model.privacy_history.undescribed_steps == 0
+    model.optimizer.iterations.assign(5)
+    assert model.privacy_history.undescribed_steps == 5
+
+
+def test_a_model_that_comes_to_share_the_weights_in_mid_fit_changes_the_price_of_steps():
+    model, trained = model_of(), model_of()
+    train(trained, 10)
+
+    class Join(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if batch == 1:
+                beside = model_of(layer=model.layers[-1])
+                beside.privacy_history.merge(trained.privacy_history.snapshot())
+                beside.prepare(rows(range(4)))
+
+    accountant = accountant_of(model)
+    budget = PrivacyBudget(accountant, epsilon_of_steps(5) * 1.001)
+    with pytest.raises(ValueError, match="by another model"):
+        train(model, 8, budget, Join())
+    assert int(model.optimizer.iterations) == 2 and accountant.steps == 12
+
+
 @pytest.mark.slow
 def test_a_history_that_was_loaded_without_compiling_goes_with_its_weights(tmp_path):
     model = model_of()
