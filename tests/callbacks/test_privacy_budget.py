@@ -517,6 +517,20 @@ def test_a_fit_within_a_fit_leaves_the_outer_one_its_gate():
     assert left == [0] and of_outer.steps == 3 + 2
 
 
+def test_a_fit_of_the_same_model_within_its_fit_leaves_the_outer_one_its_budget():
+    (model, accountant), limited = on(keras.layers.Dense(3)), []
+    gate = model.optimizer.privacy_history.gate
+
+    def train_again(batch):
+        if batch == 0 and not limited:
+            limited.append(gate.is_limited)
+            train(model, 1)
+            limited.append(gate.is_limited)
+
+    train(model, 3, PrivacyBudget(accountant, 100.0), after_step(train_again))
+    assert limited == [True, True] and not gate.is_limited and accountant.steps == 4
+
+
 def test_a_fit_on_a_frozen_layer_leaves_no_other_model_a_gate():
     """A fit keeps its budget for all weights of its model, frozen ones too that another model trains."""
     layer, left = keras.layers.Dense(3), []

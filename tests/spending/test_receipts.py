@@ -145,7 +145,7 @@ def test_a_model_is_loaded_with_its_history_compiled_or_not(tmp_path, options):
 
 
 def test_a_history_given_to_an_optimizer_that_made_no_step_stays_with_the_model():
-    """As of a checkpoint: no variable knows yet whose steps they are."""
+    """As a checkpoint gives it: the optimizer has it, and has moved no variable yet that would carry it."""
     other, model = model_of(), model_of()
     train(other, 10)
     model.privacy_history.merge(other.privacy_history.snapshot())

@@ -398,6 +398,7 @@ class PrivateTraining(ReleaseMethods):
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
         with self.private_weights.training(), refusals_in_words(), empty_metrics_at_end(self):
             self._refuse_changes()
+            is_within = self.optimizer.privacy_history.gate.is_kept  # a callback calls this, in a fit with a budget
             callbacks = prepare_callbacks(self.optimizer, callbacks, x)
             allow_steps(self.optimizer, True)
             try:
@@ -414,8 +415,9 @@ class PrivateTraining(ReleaseMethods):
                     if self.is_private:  # a callback may have exchanged the optimizer
                         allow_steps(self.optimizer, False)
                         # A budget ends with its fit, also if that is interrupted; a plan keeps it where no fit does.
-                        if self.optimizer.plan is not None or self.optimizer.privacy_history.gate.is_kept:
-                            self.optimizer.privacy_history.lift()
+                        history = self.optimizer.privacy_history
+                        if self.optimizer.plan is not None or (history.gate.is_kept and not is_within):
+                            history.lift()
 
     def _prepare_data(self, x: Any, y: Any, weighted: bool = False) -> Any:
         # The training data, with look-ahead if they are a dataset. Builds the optimizer on the way, before the step is

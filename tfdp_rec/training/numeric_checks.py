@@ -113,7 +113,7 @@ def _keep_values(variables: Iterable[keras.Variable]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _released(model: keras.Model) -> Iterator[None]:
+def _release_after(model: keras.Model) -> Iterator[None]:
     """A block of sums, which withhold rows as steps do, after which the model's weights are released."""
     try:
         yield
@@ -149,7 +149,7 @@ class _NeighbourTests(_Examples):
     def _sum(self, rows: Sequence[int], random: bool = False, clip: float | None = None) -> ClippedSum:
         """The clipped sum of some examples, by a graph that is traced once for batches of all sizes."""
         randomness = contextlib.nullcontext() if random else disable_randomness(self._model)
-        with _keep_values(self._seeds), _released(self._model), randomness:
+        with _keep_values(self._seeds), _release_after(self._model), randomness:
             return self._graphs[random](self._take(rows), tf.constant(self._clip if clip is None else clip))[0]
 
     def refuse_state(self) -> None:

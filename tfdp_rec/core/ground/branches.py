@@ -1,12 +1,12 @@
-"""Branches of a graph that stay functions where there is one processor.
+"""Branches of a graph that stay functions where there is one device.
 
 TensorFlow makes a conditional and all its branches part of the graph around it, a switch before each tensor and a merge
 after it, so that operations of a branch can stand on several devices. In a private step most branches are rare: a row
 that look-ahead has not announced, an infinity, totals that need more room. Before the first step the graph is optimised
 with all of them, and in each step every switch is passed.
 
-On one processor nothing is gained by that. So a branch stays a function there, which is optimised when it first runs:
-a step of a small model has half the operations. With a GPU, or servers, TensorFlow's way remains.
+Where the processor is the only device nothing is gained by that. So a branch stays a function there, which is optimised
+when it first runs: a step of a small model has half the operations. With a GPU, or servers, TensorFlow's way remains.
 """
 
 from __future__ import annotations

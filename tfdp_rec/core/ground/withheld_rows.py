@@ -137,7 +137,8 @@ def _withhold(public: tf.Tensor, private: tf.Tensor, bound: tf.Tensor, admitted:
     """Moves rows from one variable to another, and measures them on the way, if they are not there yet."""
 
     def move() -> tf.Tensor:
-        rows = tf.ensure_shape(_read_by_reference(public), [None, None])  # TensorFlow guesses a wrong rank elsewhere
+        # Without a rank the largest was sought along axes that are not there, where TensorFlow takes branches apart.
+        rows = tf.ensure_shape(_read_by_reference(public), [None, None])
         largest = largest_of(rows)
         measured = tf.raw_ops.AssignVariableOp(resource=bound, value=largest)
         with tf.control_dependencies([] if measured is None else [measured]):

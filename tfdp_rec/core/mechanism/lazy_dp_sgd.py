@@ -19,7 +19,7 @@ In float32 noise needs room beside a weight, else it shows which rows were read.
 bound, and tables leave out or refuse steps with too little noise beside that; both follow from public numbers
 (docs/privacy-noise.md).
 
-Per row a mark of 4 bytes (`RowMarks`). The order of writes is such that a step cut short anywhere, by an error or
+Per row a mark of 8 bytes (`RowMarks`). The order of writes is such that a step cut short anywhere, by an error or
 Ctrl-C, could only add noise: a step is on the clock before its gradient is in a table, and noise is in a table before
 the mark that says so.
 

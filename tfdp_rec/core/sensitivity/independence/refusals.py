@@ -10,7 +10,7 @@ from typing import Any
 _OWN = str(pathlib.Path(os.path.abspath(__file__)).parents[3]) + os.sep  # the package
 _LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("tensorflow", "keras", "tf_keras"))
 _BELOW = tuple(os.path.join("keras", "src", part) + os.sep for part in ("ops", "backend", "utils"))  # wrappers
-_LOOKUP = os.path.join("keras", "src", "layers", "preprocessing", "index_lookup.py") + ":"
+_LOOKUP = _LIBRARIES[1] + os.path.join("src", "layers", "preprocessing", "index_lookup.py")
 _INSIDE = os.path.join("sensitivity", "engine.py")  # frames below this one are the model's
 
 REASONS = {
@@ -218,7 +218,9 @@ def librarys_line(operation: Any) -> str | None:
 
 def is_lookup_check(operation: Any) -> bool:
     """Whether an operation is Keras' own check that a lookup layer knows the words or numbers that it is given."""
-    return operation.type == "Assert" and (librarys_line(operation) or "").startswith(_LOOKUP)
+    frames = reversed(list(operation.traceback or ()))
+    made = next((frame.filename for frame in frames if _LIBRARIES[0] not in frame.filename), "")
+    return operation.type == "Assert" and made.endswith(_LOOKUP)
 
 
 def _frames_of_model(operation: Any) -> list[Any]:
