@@ -60,7 +60,7 @@ def _reweighted_pass(tape: tf.GradientTape, model: keras.Model, losses: tf.Tenso
 
 
 def ghost(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum:
-    """Ghost norms, then a reweighted backward pass. An example that is not finite is not supported: it raises."""
+    """Ghost norms, then a reweighted backward pass. An example that is not finite is not supported: the sum is NaN."""
     model, size = clipping.model, clipping.batch_size(batch)
     with tf.GradientTape(persistent=True) as tape:
         with record_calls(model, tape, clipping.before_read) as recorder:
@@ -91,11 +91,9 @@ def per_example(clipping: Clipping, batch: Any, share: Any = None) -> ClippedSum
 
 
 def _finite_weights(norms: tf.Tensor, l2_norm_clip: tf.Tensor) -> tf.Tensor:
-    """A second backward pass cannot leave one example out exactly (0·∞ is undefined), so it must not meet one."""
-    finite = tf.debugging.assert_all_finite(
-        norms, "An example's gradient is not finite; the strategy 'bookkeeping' counts such examples as zero"
-    )
-    return engine.clip_weights(finite, tf.cast(l2_norm_clip, norms.dtype) / (1 + engine.SLACK))
+    """A second backward pass cannot leave one example out exactly (0·∞ is undefined): of one, all sums are NaN."""
+    weights = engine.clip_weights(norms, tf.cast(l2_norm_clip, norms.dtype) / (1 + engine.SLACK))
+    return weights + 0.0 * norms
 
 
 def _formed(clipping: Clipping, batch: Any) -> tuple[engine.Factors, tf.Tensor]:

@@ -92,7 +92,7 @@ def test_the_fused_loop_is_the_arithmetic_step_by_step():
     apart = np.abs(fused - add_on_grid(scale * unit, [x], grid)) / float(grid)
     assert np.mean(apart > 0) < 1e-4 and apart.max() <= 1  # a tie that a last bit of a sine decides
     rows = tf.fill([2**10], np.float32(0.7))
-    by_row = module._COMPILED_ROWS(32, rows, key, grid, [tf.reshape(x, [2**10, 32])])
+    by_row = module._COMPILED_ROWS(32, rows, key, grid, [tf.split(tf.reshape(x, [2**10, 32]), [2**9, 2**9])])
     apart = np.abs(tf.reshape(by_row, [-1]) - add_on_grid(np.float64(np.float32(0.7)) * unit, [x], grid)) / float(grid)
     assert np.mean(apart > 0) < 1e-4 and apart.max() <= 1
 

@@ -299,17 +299,16 @@ def exact_pairs(words):
     return turned * np.where(swap, np.sin(x), np.cos(x)), turned * np.where(swap, np.cos(x), np.sin(x))
 
 
-@pytest.mark.parametrize("dtype, unit", [(tf.float32, 2.0**-24), (tf.float64, 2.0**-53)])
 @pytest.mark.parametrize("compiled", [True, False])
-def test_the_transform_is_exact_to_a_few_units_in_the_last_place(dtype, unit, compiled):
+def test_the_transform_is_exact_to_a_few_units_in_the_last_place(compiled):
     generator = np.random.default_rng(3)
     words = generator.integers(0, 2**32, (4, 300_000), dtype=np.uint32)
     words[0, :1000] = generator.integers(0, 1000, 1000)  # the far tail
     words[0, 1000:2000] = 2**32 - 1 - generator.integers(0, 1000, 1000)  # the smallest radii
     words[0, 2000:2400] = np.repeat([0, 2**32 - 1, 2**31, 2**31 - 1], 100)
-    kernel = tf.function(lambda *w: gaussian_pairs(w, dtype), jit_compile=compiled, autograph=False)
+    kernel = tf.function(lambda *w: gaussian_pairs(w), jit_compile=compiled, autograph=False)
     for found, exact in zip(kernel(*map(tf.constant, words)), exact_pairs(words), strict=True):
-        assert np.max(np.abs(found.numpy() - exact) / np.abs(exact)) < 10 * unit
+        assert np.max(np.abs(found.numpy() - exact) / np.abs(exact)) < 10 * 2.0**-53
         assert not np.any(found.numpy() == 0)
 
 
@@ -318,7 +317,7 @@ def test_beyond_32_bits_the_tail_has_its_shape():
     generator = np.random.default_rng(4)
     words = generator.integers(0, 2**32, (4, 200_000), dtype=np.uint32)
     words[0] = 0
-    x, y = (v.numpy().astype(np.float64) for v in gaussian_pairs(tuple(map(tf.constant, words))))
+    x, y = (v.numpy() for v in gaussian_pairs(tuple(map(tf.constant, words))))
     uniform = np.exp(-(x**2 + y**2) / 2) * 2.0**32
     assert stats.kstest(uniform, "uniform").pvalue > 1e-8
     assert np.sqrt(x**2 + y**2).min() > 6.66

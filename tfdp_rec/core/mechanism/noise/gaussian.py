@@ -14,6 +14,7 @@ of 512 bits, in float64; in float32 Box-Muller written with TensorFlow's operati
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -31,6 +32,7 @@ from tfdp_rec.core.mechanism.noise.threefry import threefry
 _WORDS = 7  # of a key and of a counter block
 _SMALLEST_BUCKET = 2**14  # pairs
 _BUCKETS_PER_OCTAVE = 8
+_LINE = 16  # float32 numbers in 64 bytes
 
 
 class EntropyNoise(NoiseSource):
@@ -91,17 +93,21 @@ class EntropyNoise(NoiseSource):
         """Sums of one scale and grid, in one draw."""
         sizes, total = _sizes(requests)
         pairs = _bucket((total + 1) // 2)
-        flat = [tf.concat([tf.reshape(x, [-1]) for x in each], 0) for each in zip(*(r.onto for r in requests))]
-        onto = [tf.pad(x, [[0, 2 * tf.cast(pairs, tf.int64) - total]]) for x in flat]
+        rest = tf.zeros([2 * tf.cast(pairs, tf.int64) - total])
+        flat = ([tf.reshape(x, [-1]) for x in each] for each in zip(*(r.onto for r in requests)))
+        onto = [tf.concat([*each, rest], axis=0) for each in flat]
         scale = tf.cast(1.0 if requests[0].scale is None else requests[0].scale, tf.float64)
         drawn = self._noisy(pairs, self._key(), scale, requests[0].grid, onto)
-        parts = tf.split(tf.reshape(tf.bitcast(drawn, tf.float32), [-1])[:total], sizes, num=len(requests))
+        # In rows of a cache line, if widths allow, whose parts TensorFlow does not copy.
+        unit = math.gcd(_LINE, *(request.width for request in requests))
+        values = tf.reshape(tf.bitcast(drawn, tf.float32), [-1, unit])
+        parts = tf.split(values[: total // unit], sizes // unit, num=len(requests))
         return [tf.reshape(part, [-1, request.width]) for part, request in zip(parts, requests, strict=True)]
 
     def _rows(self, requests: Sequence[Request]) -> list[tf.Tensor]:
         """Sums of rows of one width, each row with its own scale, in one draw."""
         scales = [tf.reshape(request.scale, [-1]) for request in requests]
-        onto = [tf.concat(each, axis=0) for each in zip(*(request.onto for request in requests))]
+        onto = list(zip(*(request.onto for request in requests), strict=True))
         width, grid = requests[0].width, requests[0].grid
         values = self._noisy_rows(width, tf.concat(scales, axis=0), self._key(), grid, onto)
         return tf.split(values, [tf.size(scale) for scale in scales]) if len(scales) > 1 else [values]
@@ -156,7 +162,7 @@ def _pairs(pairs: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
 
 def _pairs_of(index: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     first, second, third, *rest = tf.unstack(key, num=_WORDS)
-    return gaussian_pairs(threefry((index, first, second, third), tuple(rest)), tf.float64)
+    return gaussian_pairs(threefry((index, first, second, third), tuple(rest)))
 
 
 def _noisy(pairs: tf.Tensor, key: tf.Tensor, scale: tf.Tensor, grid: tf.Tensor, onto: list[tf.Tensor]) -> tf.Tensor:
@@ -177,13 +183,18 @@ def _noisy_rows(
 
 
 def _rows_by(sample: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    """Rows of some width, one for each scale, by a sampler of pairs for so many rows as are admitted."""
+    """Rows of some width, one for each scale, onto parts that are put together, by a sampler of pairs for so many rows."""
 
-    def rows(width: int, scale: tf.Tensor, key: tf.Tensor, grid: tf.Tensor, onto: list[tf.Tensor]) -> tf.Tensor:
+    def rows(
+        width: int, scale: tf.Tensor, key: tf.Tensor, grid: tf.Tensor, onto: Sequence[Sequence[tf.Tensor]]
+    ) -> tf.Tensor:
         pairs = (width + 1) // 2
         total = tf.size(scale, tf.int64)
         room = -(-tf.cast(_bucket(tf.maximum(total, 1) * pairs), tf.int64) // pairs)
-        padded = [tf.pad(x, [[0, room - total], [0, 2 * pairs - width]]) for x in onto]
+        rest = tf.zeros([room - total, width])
+        padded = [tf.concat([*parts, rest], axis=0) for parts in onto]
+        if width % 2:
+            padded = [tf.pad(x, [[0, 0], [0, 1]]) for x in padded]
         drawn = sample(pairs, tf.pad(scale, [[0, room - total]]), key, grid, padded)
         values = tf.reshape(tf.bitcast(drawn, tf.float32), [-1, 2 * pairs])[:total]
         return values if width % 2 == 0 else values[:, :width]

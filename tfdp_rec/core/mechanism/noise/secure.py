@@ -124,7 +124,7 @@ def _half_sums_of_four(words: tf.Tensor) -> tf.Tensor:
     imaginary: Any = 0.0
     for term in range(_TERMS):
         block = words[0, term], words[1, term], words[2, term], words[3, term]
-        first, second = gaussian_pairs(block, tf.float64)
+        first, second = gaussian_pairs(block)
         real, imaginary = real + first, imaginary + second
     return tf.complex(0.5 * real, 0.5 * imaginary)
 
