@@ -26,7 +26,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.core.ground.branches import choose, choose_from
+from tfdp_rec.core.ground.branches import called, choose, choose_from
 from tfdp_rec.core.ground.graph_checks import HOST
 from tfdp_rec.core.ground.shared_graphs import SharedGraph
 
@@ -129,7 +129,8 @@ def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
         short = [short_enough(n, terms, depth) for n in _LAID_OUT]
         cut = (depth >= float(_LEAST + _AT_ONCE + 1)) & (x.dtype != tf.float64)  # not for a depth that is no number
         way = tf.argmax(tf.stack([*short, cut, True]), output_type=tf.int32)
-    return choose_from([*map(lay_out, _LAID_OUT), add_in_pieces, add_in_float64], way)
+    ways = [*map(lay_out, _LAID_OUT), add_in_pieces, add_in_float64]
+    return choose_from([called(each) for each in ways], way)
 
 
 @trace_once
@@ -147,7 +148,7 @@ def examples(values: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
     def add_in_float64() -> tf.Tensor:
         return tf.cast(tf.reduce_sum(tf.cast(values, tf.float64), axis=0), values.dtype)
 
-    return choose(size > 0, add_in_pieces, add_in_float64)
+    return choose(size > 0, called(add_in_pieces), add_in_float64)
 
 
 def rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:

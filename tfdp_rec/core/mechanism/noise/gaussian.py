@@ -183,7 +183,7 @@ def _noisy_rows(
 
 
 def _rows_by(sample: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
-    """Rows of some width, one for each scale, onto parts that are put together, by a sampler of pairs for so many rows."""
+    """Rows of some width, one for each scale, onto parts put together, by a sampler of pairs for so many rows."""
 
     def rows(
         width: int, scale: tf.Tensor, key: tf.Tensor, grid: tf.Tensor, onto: Sequence[Sequence[tf.Tensor]]
