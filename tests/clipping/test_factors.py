@@ -13,7 +13,7 @@ from tfdp_rec.core.sensitivity.float_sums import Depth
 
 quickly = settings(max_examples=25, deadline=None, derandomize=True)
 ROWS, WIDTH = 7, 3  # every factor here is of one variable of this shape
-DEPTH = Depth(tf.constant(1e9, tf.float64), tf.constant(1e9, tf.float64))
+DEPTH = Depth.of(tf.constant(1e9, tf.float64), tf.constant(1e9, tf.float64), tf.constant(5), tf.float64)
 
 
 def as_is(matrix):
@@ -137,7 +137,8 @@ def test_a_weight_of_zero_wins_over_what_is_not_finite(kind, bad):
             value = getattr(held, name).numpy()
             value[1] = bad
             setattr(held, name, tf.constant(value))
-    found = cross_terms.weighted_sum([factor], tf.constant([0.5, 0.0, 2.0], tf.float64), DEPTH)
+    weights = tf.constant([0.5, 0.0, 2.0], tf.float64)
+    found = cross_terms.weighted_sum(factors.silence([factor], weights), weights, DEPTH)
     found = tf.convert_to_tensor(found) if isinstance(found, tf.IndexedSlices) else found
     np.testing.assert_allclose(found, 0.5 * formed[0] + 2.0 * formed[2], rtol=1e-12)
 

@@ -291,6 +291,11 @@ def test_few_examples_of_huge_parts_are_not_added_up_deeper_than_the_bound_holds
         assert 0.9 / 32 <= 2 * u * depth * (1 + depth * u) * max(reach, 1.0) <= 1 / 32
 
 
+def product(x, g, depth, multiply=float_sums.products):
+    x = tf.constant(x)
+    return multiply(x, tf.constant(g), float_sums.Way.of(tf.shape(x)[0], tf.constant(depth), x.dtype))
+
+
 @pytest.mark.parametrize("depth", [14.0, 40.0, 63.9, 126.0, 500.0])
 def test_a_product_is_as_exact_as_its_depth_says(depth):
     """Terms that drift in one direction, in 4,096 rows, against exact sums; one chain of additions is far from it."""
@@ -298,7 +303,7 @@ def test_a_product_is_as_exact_as_its_depth_says(depth):
     values = np.concatenate([terms, np.random.default_rng(0).normal(size=[4096, 40]).astype(np.float32)], axis=1)
     ones = np.ones([4096, 3], np.float32)
     exact, sizes = values.astype(np.float64).sum(0)[:, None], np.abs(values.astype(np.float64)).sum(0)[:, None]
-    error = np.abs(float_sums.products(tf.constant(values), tf.constant(ones), tf.constant(depth)).numpy() - exact)
+    error = np.abs(product(values, ones, depth).numpy() - exact)
     assert (error <= u * (np.floor(depth) + 1) * sizes).all()
     chain = np.add.accumulate(terms[:, 0])[-1]
     assert abs(chain - exact[0, 0]) > u * 150 * sizes[0, 0]
@@ -307,28 +312,29 @@ def test_a_product_is_as_exact_as_its_depth_says(depth):
 @pytest.mark.parametrize("depth, longest", [(13.0, 8), (40.0, 35), (63.9, 58)])
 def test_a_piece_leaves_room_for_the_roundings_after_it(monkeypatch, depth, longest):
     """Four more additions in float32, and those in float64 as one."""
-    multiply, lengths = tf.matmul, []
+    multiply, own, lengths = tf.matmul, float_sums._products.__wrapped__, []
 
     def spied(x, g, **options):
         lengths.append(int(x.shape[0]))
         return multiply(x, g, **options)
 
     monkeypatch.setattr(tf, "matmul", spied)
-    float_sums.products.__wrapped__(tf.ones([4096, 2]), tf.ones([4096, 1]), tf.constant(depth))
+    monkeypatch.setattr(float_sums, "called", lambda branch: branch)
+    product(np.ones([4096, 2], "f"), np.ones([4096, 1], "f"), depth, lambda x, g, way: own(x, g, *way))
     assert max(lengths) == longest == int(depth) - 5 and sum(lengths) == 4096
 
 
 def test_pieces_are_added_up_in_float64():
     terms = np.zeros([4096, 1], np.float32)
     terms[0], terms[40::40] = 2.0**24, 0.5  # each lost, one by one, in float32
-    found = float_sums.products(tf.constant(terms), tf.ones([4096, 1]), tf.constant(13.0))
+    found = product(terms, np.ones([4096, 1], "f"), 13.0)
     assert found.numpy()[0, 0] == np.float32(terms.astype(np.float64).sum()) > 2.0**24
 
 
 @pytest.mark.parametrize("depth", [0.0, 3.0, float("nan"), float("-inf")])
 def test_a_product_of_no_depth_is_made_in_float64(depth):
     terms = drifting(4096).astype(np.float32)
-    found = float_sums.products(tf.constant(terms), tf.ones([4096, 1]), tf.constant(depth))
+    found = product(terms, np.ones([4096, 1], "f"), depth)
     assert found.numpy()[0, 0] == np.float32(terms.astype(np.float64).sum())
 
 

@@ -143,7 +143,8 @@ def weighted_sum(factors: Sequence[Factor], weights: tf.Tensor, depth: Depth) ->
     left = depth.parts - len(factors)
 
     def add_up(parts: Sequence[Factor], depth: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        sums = [part.weighted_sum(weights, Depth(depth, depth)) for part in parts]
+        allowed = Depth.of(depth, depth, tf.size(weights), parts[0].tensors[0].dtype)
+        sums = [part.weighted_sum(weights, allowed) for part in parts]
         if all(part.sparse for part in parts):
             joined = join(sums)
             return joined.indices, joined.values

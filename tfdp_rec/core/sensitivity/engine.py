@@ -295,8 +295,8 @@ def clip(
     bound = tf.cast(l2_norm_clip, norms.dtype) / (1 + SLACK)
     weights = require_exactness(clip_weights(norms, bound, rule), norms)
     counted = tf.fill(tf.shape(norms), True) if counted is None else counted
-    # Rows that do not count have zero gradients and so weight one: with weights of zero, `_silence` would search the
-    # tensors for infinities. Weight zero where a gradient of the user's own gives something for nothing.
+    # Rows that do not count have zero gradients and so weight one: weights of zero would have all tensors read once
+    # more, to silence them. Weight zero where a gradient of the user's own gives something for nothing.
     weights = tf.where(counted, weights, tf.cast(norms <= _NOTHING * bound, weights.dtype))
     reach = tf.reduce_sum(tf.math.multiply_no_nan(reaches, weights)) / bound
     kinds = {len(own) == 1 and own[0].whole for own in collected.values()}
@@ -306,11 +306,17 @@ def clip(
     size = tf.size(norms)
     by_type = {dtype: float_sums.Depth.from_slack(slack, reach, size, dtype) for dtype in dict.fromkeys(types.values())}
     depths = {path: by_type[dtype] for path, dtype in types.items()}
-    weighted = Weighted(collected, weights, depths)
+    weighted = Weighted(_silence(collected, weights), weights, depths)
     reads = reads_by_table(collected, counted & tf.math.is_finite(norms))
     places = tf.squeeze(tf.where(counted), axis=1)
     norms, losses = (tf.gather(values, places) for values in (norms, losses))
     return ClippedSum(weighted, norms, l2_norm_clip, losses, reads)
+
+
+def _silence(collected: Factors, weights: tf.Tensor) -> Factors:
+    """The factors, silent for examples of weight zero."""
+    silent = iter(factors.silence([factor for own in collected.values() for factor in own], weights))
+    return {path: [next(silent) for _ in own] for path, own in collected.items()}
 
 
 def _check_numbers(collected: Factors, size: tf.Tensor, share: Share) -> list[Any]:

@@ -32,6 +32,7 @@ example's k.
 from __future__ import annotations
 
 import abc
+import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -42,7 +43,7 @@ import tensorflow as tf
 from tfdp_rec.core.ground.branches import choose
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity import float_sums
-from tfdp_rec.core.sensitivity.float_sums import Depth
+from tfdp_rec.core.sensitivity.float_sums import Depth, Way
 
 _FLOOR = 2.0**-50  # added to lengths, √values times: above what squares lose that are too small to be float32 numbers
 
@@ -116,18 +117,6 @@ def _weigh(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
     return weighed if rows is tensor else tf.reshape(weighed, tf.shape(tensor))
 
 
-def _silence(weights: tf.Tensor, tensor: tf.Tensor) -> tf.Tensor:
-    """`tensor` with the examples of weight zero set to zero; no work if there are none."""
-    kept = _silence_rows(weights, rows := _flat(tensor))
-    return tf.ensure_shape(kept if rows is tensor else tf.reshape(kept, tf.shape(tensor)), tensor.shape)
-
-
-@float_sums.trace_once
-def _silence_rows(weights: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-    counts = tf.not_equal(weights, 0)
-    return choose(tf.reduce_all(counts), lambda: rows, lambda: _weigh(tf.cast(counts, rows.dtype), rows))
-
-
 @float_sums.trace_once
 def _sum_at_first_places(ids: tf.Tensor, g: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
     """`g` summed over equal ids of one example, at the place of the first; zero at the others."""
@@ -190,7 +179,15 @@ class Factor(abc.ABC):
 
     @abc.abstractmethod
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor | tf.IndexedSlices:
-        """Σ_b weights[b] · gradient of example b, in the variable's shape; distinct rows if sparse."""
+        """Σ_b weights[b] · gradient of example b, in the variable's shape; distinct rows if sparse.
+
+        Examples of weight zero are silent (`silence`).
+        """
+
+    @property
+    def unweighed(self) -> str:
+        """The attribute of the numbers that a weighted sum multiplies by what was weighed, and not by weights."""
+        return ""
 
     @abc.abstractmethod
     def to_float64(self) -> Factor:
@@ -230,7 +227,7 @@ class PerExample(Factor):
         return length_of_all(self.values)
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor:
-        added = float_sums.examples(_flat(_weigh(weights, self.values)), depth.whole)
+        added = float_sums.examples(_flat(_weigh(weights, self.values)), depth.piece)
         if self.values.shape.rank != 2:
             added = tf.reshape(added, tf.shape(self.values)[1:])
         return tf.ensure_shape(added, self.values.shape[1:])
@@ -267,6 +264,10 @@ class Outer(Factor):
     def terms(self) -> tf.Tensor | int:
         return 1 if self.whole else tf.shape(self.x)[1]
 
+    @property
+    def unweighed(self) -> str:
+        return "x"
+
     def reach(self) -> tf.Tensor:
         if self.whole:
             return self.norm()
@@ -300,9 +301,9 @@ class Outer(Factor):
         return choose(positions * (rows + columns) <= rows * columns, self._gram_norm, self._norm_of_gradients)
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor:
-        x, g = _silence(weights, self.x), _weigh(weights, self.g)
-        flat_x, flat_g = (v if v.shape.rank == 2 else join_axes(v, 0, 2) for v in (x, g))
-        added = float_sums.products(flat_x, flat_g, depth.whole if self.whole else depth.parts)
+        flat_x, flat_g = (v if v.shape.rank == 2 else join_axes(v, 0, 2) for v in (self.x, _weigh(weights, self.g)))
+        way = depth.way if self.whole else Way.of(tf.shape(flat_x)[0], depth.parts, flat_x.dtype)
+        added = float_sums.products(flat_x, flat_g, way)
         added = tf.ensure_shape(added, [self.x.shape[-1], self.g.shape[-1]])
         return tf.squeeze(self.assemble(tf.expand_dims(added, 0)), 0)
 
@@ -347,6 +348,10 @@ class Rows(Factor):
         found = _sum_at_first_places(self.ids, self.g, tf.constant(self.shape[0], tf.int64))
         return tf.ensure_shape(found, self.g.shape)
 
+    @property
+    def unweighed(self) -> str:
+        return "sums"
+
     def norm(self) -> tf.Tensor:
         return length_of_all(self.sums) if self.ids.shape[1] != 1 else length(tf.squeeze(self.g, 1))
 
@@ -354,7 +359,7 @@ class Rows(Factor):
         one_each = self.ids.shape[1] == 1
         places = weights if one_each else tf.reshape(tf.ones_like(self.ids, weights.dtype) * weights[:, None], [-1])
         places = tf.cast(places, self.g.dtype)
-        values = tf.reshape(_silence(weights, self.sums), [-1, self.g.shape[2]])
+        values = tf.reshape(self.sums, [-1, self.g.shape[2]])
         ids, added = float_sums.rows(tf.reshape(self.ids, [-1]), values, places, depth.whole)
         return tf.IndexedSlices(added, ids, tf.constant(self.shape, tf.int64))
 
@@ -424,6 +429,22 @@ def _sum_at_first_columns(ids: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
     # Repeats that come last and have no gradient, as `negatives.repeats_last` makes them: `d` is the sum already.
     come_last = tf.reduce_all(tf.equal(number[:count], tf.range(count)))
     return choose(come_last & tf.reduce_all(tf.equal(d[:, count:], 0)), lambda: d, sum_repeats)
+
+
+def silence(factors: Sequence[Factor], weights: tf.Tensor) -> list[Factor]:
+    """The factors with all numbers of the examples of weight zero set to zero; no work if there are none."""
+    # A product with a weight of zero is none where the number is infinite.
+    places = [place for place, factor in enumerate(factors) if factor.unweighed]
+    numbers = [getattr(factors[place], factors[place].unweighed) for place in places]
+    if not numbers:
+        return list(factors)
+    counts = tf.not_equal(weights, 0)
+    kept = choose(tf.reduce_all(counts), lambda: numbers, lambda: [_weigh(counts, each) for each in numbers])
+    found = list(factors)
+    for place, tensor, before in zip(places, kept, numbers, strict=True):
+        found[place] = copy.copy(found[place])
+        setattr(found[place], found[place].unweighed, tf.ensure_shape(tensor, before.shape))
+    return found
 
 
 def root(square: tf.Tensor) -> tf.Tensor:

@@ -21,7 +21,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import tensorflow as tf
@@ -49,12 +49,39 @@ def trace_once(function: Callable[..., Any]) -> Callable[..., Any]:
     return functools.wraps(function)(lambda *tensors: graph(*((t.dtype, t.shape.rank) for t in tensors))(*tensors))
 
 
+class Way(NamedTuple):
+    """How a product over the batch is cut: the number of the way among those of `products`, and a piece's length."""
+
+    number: tf.Tensor
+    size: tf.Tensor
+
+    @classmethod
+    def of(cls, terms: tf.Tensor, depth: tf.Tensor, dtype: tf.DType) -> Way:
+        """The way for so many terms, of which none may go through more than `depth` additions."""
+        # Beside c - 1 additions a term is rounded in the product, three times in a sum of four, and once at the end;
+        # one more is for the additions in float64, fewer than 2²⁹: not of terms that are float64 themselves.
+        with tf.device(HOST):
+            size = tf.cast(tf.minimum(tf.floor(depth), 2.0**30), tf.int32) - _AT_ONCE - 1
+            cut = (depth >= float(_LEAST + _AT_ONCE + 1)) & (dtype != tf.float64)  # not for a depth that is no number
+            possible = [short_enough(tf.constant(_LAID_OUT), terms, depth), cut[None], tf.constant([True])]
+            return cls(tf.argmax(tf.concat(possible, axis=0), output_type=tf.int32), size)
+
+
 @dataclasses.dataclass(frozen=True)
 class Depth:
-    """The number of additions that a term may go through."""
+    """The number of additions that a term may go through, in a sum over `examples` of a type."""
+
+    # Ways to cut are found once for all variables: each is some twenty operations on single numbers.
 
     whole: tf.Tensor  # if an example contributes one term to a number, of a norm of at most the clip
     parts: tf.Tensor  # if it contributes several, whose norms may add up to more than that of their sum
+    way: Way  # of products whose examples contribute one term
+    piece: tf.Tensor  # of formed gradients: their number in a piece, 0 for float64
+
+    @classmethod
+    def of(cls, whole: tf.Tensor, parts: tf.Tensor, examples: tf.Tensor, dtype: tf.DType) -> Depth:
+        """These depths, with the ways that they leave."""
+        return cls(whole, parts, Way.of(examples, whole, dtype), piece(examples, whole))
 
     @classmethod
     def from_slack(cls, slack: tf.Tensor, reach: tf.Tensor, examples: tf.Tensor, dtype: tf.DType) -> Depth:
@@ -64,18 +91,19 @@ class Depth:
         # D (1 + D u) ≤ first_order: an addition's error is a share of what is there, the errors before it included.
         parts = first_order / (1 + unit(dtype) * first_order) - 3
         whole = np.sqrt(3) * (roundings / tf.cast(tf.maximum(examples, 1), reach.dtype) - 3)
-        return cls(tf.maximum(whole, parts), parts)
+        return cls.of(tf.maximum(whole, parts), parts, examples, dtype)
 
 
 def piece(terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
     """The largest c with c + ⌈terms / c⌉ ≤ depth, int32; 0 if there is none."""
-    depth, terms = tf.cast(depth, tf.float64) - 1, tf.cast(terms, tf.float64)
-    inside = tf.square(depth) - 4 * terms
-    found = tf.floor((depth + tf.sqrt(tf.maximum(inside, 0.0))) / 2)
-    return tf.cast(tf.where((inside >= 0) & (depth >= 2), tf.minimum(found, 2.0**30), 0.0), tf.int32)
+    with tf.device(HOST):
+        depth, terms = tf.cast(depth, tf.float64) - 1, tf.cast(terms, tf.float64)
+        inside = tf.square(depth) - 4 * terms
+        found = tf.floor((depth + tf.sqrt(tf.maximum(inside, 0.0))) / 2)
+        return tf.cast(tf.where((inside >= 0) & (depth >= 2), tf.minimum(found, 2.0**30), 0.0), tf.int32)
 
 
-def short_enough(number: int, terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
+def short_enough(number: tf.Tensor, terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
     """Whether `number` pieces send no term through more than `depth` roundings, that of its product included."""
     return tf.cast((terms + number - 1) // number + number + 1, depth.dtype) <= tf.floor(depth)
 
@@ -85,13 +113,14 @@ _AT_ONCE = 4  # of them in memory, each as large as the sum: added up in one pas
 _LEAST = 8  # terms in a piece, or float64 is faster
 
 
-@trace_once
-def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
+def products(x: tf.Tensor, g: tf.Tensor, way: Way) -> tf.Tensor:
     """xᵀ g for `x` `[terms, in]` and `g` `[terms, out]`: a sum over the terms."""
+    return _products(x, g, *way)
+
+
+@trace_once
+def _products(x: tf.Tensor, g: tf.Tensor, way: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     terms = tf.shape(x)[0]
-    # Beside c - 1 additions a term is rounded in the product, three times in a sum of four, and once at the end; one
-    # more is for the additions in float64, fewer than 2²⁹: not of terms that are float64 themselves.
-    size = tf.cast(tf.minimum(tf.floor(depth), 2.0**30), tf.int32) - _AT_ONCE - 1
 
     def lay_out(number: int) -> Callable[[], tf.Tensor]:
         # Pieces whose lengths differ by one at most, without a loop, which costs a third more.
@@ -125,19 +154,14 @@ def products(x: tf.Tensor, g: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
         wide = tf.matmul(tf.cast(x, tf.float64), tf.cast(g, tf.float64), transpose_a=True)
         return tf.cast(wide, x.dtype)
 
-    with tf.device(HOST):
-        short = [short_enough(n, terms, depth) for n in _LAID_OUT]
-        cut = (depth >= float(_LEAST + _AT_ONCE + 1)) & (x.dtype != tf.float64)  # not for a depth that is no number
-        way = tf.argmax(tf.stack([*short, cut, True]), output_type=tf.int32)
     ways = [*map(lay_out, _LAID_OUT), add_in_pieces, add_in_float64]
     return choose_from([called(each) for each in ways], way)
 
 
 @trace_once
-def examples(values: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
-    """Σ_b values[b] for `[batch, n]`."""
+def examples(values: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
+    """Σ_b values[b] for `[batch, n]`, in pieces of that size; in float64 for 0."""
     count = tf.shape(values)[0]
-    size = piece(count, depth)
 
     def add_in_pieces() -> tf.Tensor:
         owner = tf.range(count) // size
