@@ -264,7 +264,7 @@ class CandidateScoresRule(rules.Rule):
         as_loss = given.pop("as_loss", False)
         given_query = call.args[0] if call.args else given["query"]
         query, positives, negatives, exclude, offsets, drawn = layer.operands(*call.args, **given)
-        positives, negatives = (check_ids(ids, layer, layer.embeddings) for ids in (positives, negatives))
+        positives, negatives = (check_ids(ids, layer, layer.embeddings, hooks) for ids in (positives, negatives))
         # `factors` needs rows, not ids; a second lookup or draw would not be the one that the logits are made of.
         call.args, call.kwargs = (query, positives, negatives), {"drawn": drawn}
         hooks.before_read(layer.embeddings, _one_after_the_other(positives, negatives))

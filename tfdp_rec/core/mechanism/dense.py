@@ -25,7 +25,7 @@ class Dense:
 
 def step_dense(optimizer: Any, step: Any, regularization: Mapping[str, tf.Tensor]) -> None:
     """Makes the step of all dense variables of an optimizer; `regularization` by path, as in its `apply`."""
-    gradients, noisy = _add_noise(optimizer, step), []
+    gradients, noisy, downhill = _add_noise(optimizer, step), [], -step.learning_rate
     for path, dense in optimizer.dense.items():
         gradient = gradients[path]
         if path in regularization:
@@ -35,7 +35,7 @@ def step_dense(optimizer: Any, step: Any, regularization: Mapping[str, tf.Tensor
             continue
         kept = [dense.variable] if dense.velocity is None else [dense.variable, dense.velocity]
         before = tuple(tf.cast(resource(variable), tf.float32) for variable in kept)
-        moved = optimizer.recursion.step(before, -step.learning_rate * gradient, step.learning_rate)
+        moved = optimizer.recursion.step(before, downhill * gradient, step.learning_rate)
         for variable, value in zip(kept, moved, strict=True):
             resource(variable).assign(tf.cast(value, variable.dtype))
         if dense.variable.constraint is not None:

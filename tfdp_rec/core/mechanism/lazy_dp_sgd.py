@@ -103,10 +103,10 @@ class LazyDPSGD(PrivateOptimizer):
             self.debts.settle_rows({path: step.move(table).indices for path, table in self.tables.items()}, before)
         now, moves = before + 1, self.debts.bound.limit_moves(step)
         with run_after(self.debts.count(step, before, now)):
-            self._step_rows(step, moves, before)
+            self._step_rows(step, moves, before, now)
         self.debts.settle_upcoming(step.upcoming, now)
 
-    def _step_rows(self, step: Step, moves: list[tf.Tensor], before: tf.Tensor) -> None:
+    def _step_rows(self, step: Step, moves: list[tf.Tensor], before: tf.Tensor, now: tf.Tensor) -> None:
         """Rows with a gradient make the step at once: it meets its noise before it is rounded to a row's grid."""
         # A source that is a function of the step must not give again what a payment was made of.
         number = -1 - before if self.aggregate_noise else before
@@ -121,7 +121,7 @@ class LazyDPSGD(PrivateOptimizer):
             rule, ids = recursion_of(self.tables[path]), asked.rows
             made = (noisy,) if rule.is_plain else weights_on(grid, step_on(grid, rule, rows, noisy, step.pace))
             with run_after(others + self.tables[path].write(ids, made)):
-                self.debts.marks.mark(path, ids, before + 1)
+                self.debts.marks.mark(path, ids, now)
 
     # Release.
 

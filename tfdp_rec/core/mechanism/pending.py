@@ -368,7 +368,7 @@ class RowMarks:
 
     def mark(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> Operations:
         """Rows are settled at `now`."""
-        return scatter("Update", self.marks[path], ids, tf.fill(tf.shape(ids), now))
+        return scatter("Update", self.marks[path], ids, now)
 
     def owe_noise(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
         """Whether rows owe noise of a step before `now`."""

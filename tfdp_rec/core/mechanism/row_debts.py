@@ -150,8 +150,8 @@ class RowDebts:
         if self.arrives_late or not self.tables:
             return
         # The rows of the gradient were read at this step, and owed nothing.
-        marks = (self.marks.read_marks(path, step.move(table).indices) for path, table in self.tables.items())
-        yield tf.stack([tf.reduce_all(since == now) for since in marks]), _STALE
+        marks = [self.marks.read_marks(path, step.move(table).indices) for path, table in self.tables.items()]
+        yield tf.concat(marks, axis=0) == now, _STALE
 
     # Checkpoints.
 

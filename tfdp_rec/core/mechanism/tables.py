@@ -35,7 +35,7 @@ def run_after(writes: Operations) -> contextlib.AbstractContextManager[Any]:
 
 
 def scatter(kind: str, variable: tf.Variable, ids: tf.Tensor, values: tf.Tensor) -> Operations:
-    """Writes rows in place: `kind` is "Add" or "Update"."""
+    """Writes rows in place: `kind` is "Add" or "Update"; a scalar goes to all of them."""
     write = getattr(tf.raw_ops, f"ResourceScatter{kind}")
     done = write(resource=variable.handle, indices=ids, updates=tf.cast(values, variable.dtype))
     return [] if done is None else [done]

@@ -23,7 +23,7 @@ from tfdp_rec.core.ground.branches import choose
 from tfdp_rec.core.ground.graph_checks import Check
 from tfdp_rec.core.ground.keras_internals import learning_rate_of
 from tfdp_rec.core.ground.refused import NotPrivate
-from tfdp_rec.core.ground.withheld_rows import find_withheld, largest_of, size_of
+from tfdp_rec.core.ground.withheld_rows import find_withheld, largest_of, sizes_of
 from tfdp_rec.core.mechanism.base import Step
 from tfdp_rec.core.mechanism.pending import RowMarks
 from tfdp_rec.core.mechanism.tables import NO_OWNER, Operations, assign, recursion_of
@@ -107,10 +107,9 @@ class WeightBound:
                 for move, rest, reach in several
             ]
 
-        several = zip(moves, rests, reaches, strict=True)
-        furthest = [size_of(rest) + reach * size_of(move) for move, rest, reach in several]
+        furthest = sizes_of(rests) + tf.constant(reaches, tf.float32) * sizes_of(moves)
         # Well within the bound no move is cut. Without a margin, roundings of the sum would decide for other rows.
-        is_within = tf.reduce_max(tf.stack(furthest)) <= bound * (1 - 2.0**-20)
+        is_within = tf.reduce_max(furthest) <= bound * (1 - 2.0**-20)
         return choose(is_within, lambda: moves, keep_within)
 
     def pace_of(self, learning_rate: tf.Tensor, stddev: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:

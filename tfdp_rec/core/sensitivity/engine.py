@@ -189,10 +189,20 @@ class Measured(NamedTuple):
 
 def measure(collected: Factors) -> Measured:
     """The norms of factored gradients, in the widest type among them."""
-    several = {path: cross_terms.measure(own) for path, own in collected.items()}
+    formed = {path: own[0].formed for path, own in collected.items() if len(own) == 1}
+    by_type: dict[tf.DType, dict[str, tf.Tensor]] = {}
+    for path, gradient in formed.items():
+        if gradient is not None:  # their lengths are rounded up together
+            by_type.setdefault(gradient.dtype, {})[path] = gradient
+    several = {path: cross_terms.measure(own) for path, own in collected.items() if formed.get(path) is None}
     types = {path: norm.dtype for path, (norm, _) in several.items()}
+    types |= {path: dtype for dtype, gradients in by_type.items() for path in gradients}
     widest = tf.float64 if tf.float64 in types.values() else tf.float32
-    norms, reaches = (tf.stack([tf.cast(v, widest) for v in each], axis=1) for each in zip(*several.values()))
+    together = [factors.lengths(list(gradients.values())) for gradients in by_type.values()]
+    norms, reaches = (
+        tf.concat([tf.cast(each, widest) for each in (*together, *(v[:, None] for v in apart))], axis=1)
+        for apart in (zip(*several.values()) if several else ((), ()))
+    )
     total = factors.length(norms)
     if all(len(own) == 1 and own[0].whole for own in collected.values()):
         return Measured(total, total, types)

@@ -73,10 +73,27 @@ def _error_factor(additions: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor | 
 
 def length(tensor: tf.Tensor) -> tf.Tensor:
     """‖·‖ along the last axis, rounded up."""
-    values = count_along(tensor.shape[-1], tensor, -1)
+    factor, floor = _roundings_of(tensor)
+    return _plain_length(tensor) * factor + floor
+
+
+def lengths(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
+    """`length` of several tensors `[batch, values]` of one type, `[batch, tensors]`."""
+    rows = tf.stack([_plain_length(tensor) for tensor in tensors], axis=1)
+    pairs = zip(*map(_roundings_of, tensors), strict=True)
+    factors, floors = (tf.stack([tf.cast(one, rows.dtype) for one in each]) for each in pairs)
+    return rows * factors + floors
+
+
+def _plain_length(tensor: tf.Tensor) -> tf.Tensor:
     # One pass over the tensor; squaring and adding up would make three.
-    found = tf.raw_ops.EuclideanNorm(input=tensor, axis=[-1])
-    return found * _error_factor(values / 2, tensor.dtype) + _FLOOR * values**0.5
+    return tf.raw_ops.EuclideanNorm(input=tensor, axis=[-1])
+
+
+def _roundings_of(tensor: tf.Tensor) -> tuple[tf.Tensor | float, tf.Tensor | float]:
+    """By how much a length along the last axis is to be multiplied, and raised."""
+    values = count_along(tensor.shape[-1], tensor, -1)
+    return _error_factor(values / 2, tensor.dtype), _FLOOR * values**0.5
 
 
 def length_of_all(tensor: tf.Tensor) -> tf.Tensor:
@@ -159,6 +176,11 @@ class Factor(abc.ABC):
     def tensors(self) -> tuple[tf.Tensor, ...]:
         """The numbers that gradients are made of, with the batch as first axis."""
 
+    @property
+    def formed(self) -> tf.Tensor | None:
+        """Each example's gradient `[batch, values]`, if that is at hand: numbers of which the norm is the length."""
+        return None
+
     @abc.abstractmethod
     def norm(self) -> tf.Tensor:
         """The norm of each example's gradient, rounded up, `[batch]`."""
@@ -222,6 +244,10 @@ class PerExample(Factor):
     @property
     def tensors(self) -> tuple[tf.Tensor, ...]:
         return (self.values,)
+
+    @property
+    def formed(self) -> tf.Tensor | None:
+        return self.values if self.values.shape.rank == 2 else None
 
     def norm(self) -> tf.Tensor:
         return length_of_all(self.values)
@@ -352,8 +378,12 @@ class Rows(Factor):
     def unweighed(self) -> str:
         return "sums"
 
+    @property
+    def formed(self) -> tf.Tensor | None:
+        return tf.squeeze(self.g, 1) if self.ids.shape[1] == 1 else None
+
     def norm(self) -> tf.Tensor:
-        return length_of_all(self.sums) if self.ids.shape[1] != 1 else length(tf.squeeze(self.g, 1))
+        return length_of_all(self.sums) if self.formed is None else length(self.formed)
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
         one_each = self.ids.shape[1] == 1

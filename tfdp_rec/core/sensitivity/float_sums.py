@@ -183,14 +183,15 @@ def rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor
 
 @trace_once
 def _rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    distinct, place, count = tf.unique_with_counts(ids)
-    often = ~(tf.cast(count, depth.dtype) <= depth)  # true for a depth that is no number
+    distinct, place, count = tf.unique_with_counts(ids, out_idx=tf.int64)
+    seldom = tf.cast(count, depth.dtype) <= depth  # false for a depth that is no number
 
     def sums(terms: tf.Tensor) -> tf.Tensor:
         return _add_segments(values, terms, place, tf.size(distinct))
 
     def some_in_float64() -> tf.Tensor:
         # Ids with more places than float32 may add up, alone: a float64 copy of all values would be large.
+        often = ~seldom
         number = tf.cumsum(tf.cast(often, tf.int32)) - 1
         taken = tf.gather(often, place)
         there, at = tf.where(often), tf.where(taken)[:, 0]
@@ -199,7 +200,7 @@ def _rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tenso
         rest = sums(tf.where(taken, tf.zeros_like(weights), weights))
         return tf.tensor_scatter_nd_update(rest, there, tf.cast(wide, values.dtype))
 
-    return distinct, choose(tf.reduce_any(often), some_in_float64, lambda: sums(weights))
+    return distinct, choose(tf.reduce_all(seldom), lambda: sums(weights), some_in_float64)
 
 
 def _add_segments(values: tf.Tensor, weights: tf.Tensor, place: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
@@ -209,5 +210,5 @@ def _add_segments(values: tf.Tensor, weights: tf.Tensor, place: tf.Tensor, count
         total = size[0]
         shape = tf.stack([tf.cast(count, tf.int64), total])
     every = tf.range(tf.constant(0, tf.int64), total, tf.constant(1, tf.int64))
-    cells = tf.stack([tf.cast(place, tf.int64), every], axis=1)
+    cells = tf.stack([place, every], axis=1)
     return tf.raw_ops.SparseTensorDenseMatMul(a_indices=cells, a_values=weights, a_shape=shape, b=values)

@@ -22,6 +22,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
+from tfdp_rec.core.ground.graph_checks import HOST, require
 from tfdp_rec.core.ground.keras_internals import (
     find_added_losses,
     keep_error_plain,
@@ -108,6 +109,8 @@ class Recording:
         self.outside = tf.GradientTape()  # stopped during each recorded call
         self._model, self._tape, self._before_read = model, tape, before_read
         self._within = False
+        self._required: list[tuple[tf.Tensor, str]] = []
+        self._checks: list[tf.Operation] = []
         self._read_within: list[tuple[keras.layers.Layer, set[int]]] = []  # the variables that a layer's call reads
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
         self._began = 0 if self._graph is None else len(self._graph.get_operations())
@@ -127,7 +130,7 @@ class Recording:
         self._within = True
         try:
             # Settling rows is no part of the loss that is read.
-            hooks = rules.Hooks(lambda t: self._watch(call, t), ours()(self._before_read))
+            hooks = rules.Hooks(lambda t: self._watch(call, t), ours()(self._before_read), self._require)
             with self.outside.stop_recording(), tf.GradientTape() as inside:
                 output = rule.run(call, original, hooks)
         finally:
@@ -135,6 +138,24 @@ class Recording:
         self._read_within.append((layer, {id(variable) for variable in inside.watched_variables()}))
         self.calls.append(call)
         return output
+
+    def _require(self, conditions: tf.Tensor, sentence: str) -> None:
+        if tf.executing_eagerly():
+            require(conditions, sentence)
+        self._required.append((tf.reshape(conditions, [-1]), sentence))
+
+    def check_all(self) -> None:
+        """One check of all that the calls require, ahead of every gradient."""
+        if not self._required or tf.executing_eagerly():
+            return
+        several, sentences = zip(*self._required, strict=True)
+        met, sizes = tf.concat(several, axis=0), [tf.size(each) for each in several]
+        with tf.device(HOST):
+            ends = tf.cumsum(tf.stack(sizes))
+            first = tf.argmin(tf.cast(tf.concat([met, [False]], axis=0), tf.int32), output_type=tf.int32)
+            failed = tf.searchsorted(ends, first[None], side="right")[0]
+            why = tf.gather(tf.constant(sentences), tf.minimum(failed, len(sentences) - 1))
+            self._checks = require(tf.reduce_all(met), why)
 
     def refuse_reads_outside(self) -> None:
         """Refuses variables that are read outside their layer's call, as in `matmul(h, layer.kernel)`."""
@@ -165,7 +186,7 @@ class Recording:
         assert self._tape is not None
         watched = [tensor for call in self.calls for tensor in call.watched]
         sources = [*watched, *(rules.resource(v) for v in self.direct)]
-        with own_rows():
+        with own_rows(), tf.control_dependencies(self._checks):
             backward = self._tape.gradient(losses, sources, seeds, unconnected_gradients="zero")
         return backward[: len(watched)], backward[len(watched) :]
 
@@ -203,6 +224,7 @@ def record_calls(
     runs = [(unit.layer, functools.partial(recorder.run, unit)) for unit in units]
     with replace_calls(runs), recorder.outside:
         yield recorder
+    recorder.check_all()
     refuse_added_losses(model)
     recorder.refuse_reads_outside()
 

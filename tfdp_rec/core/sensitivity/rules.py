@@ -95,10 +95,12 @@ class Hooks:
     Attributes:
         watch: Function that marks a tensor as one whose gradient the rule needs, and returns it.
         before_read: Function to call with a table and ids before the rule reads these rows.
+        require: Function to call with conditions, a tensor, and the sentence of the step's refusal where one fails.
     """
 
     watch: Callable[[tf.Tensor], tf.Tensor]
     before_read: Callable[[keras.Variable, tf.Tensor], None]
+    require: Callable[[tf.Tensor, str], None]
 
 
 class Recorded:
@@ -383,17 +385,18 @@ class LayerNormalizationRule(Rule):
             yield layer.beta, sum_positions(g)
 
 
-def check_ids(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable) -> tf.Tensor:
-    """`ids`, with a check in the graph that they are rows of the table; others become row 0."""
+def check_ids(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable, hooks: Hooks) -> tf.Tensor:
+    """`ids`, which the step requires to be rows of the table; others become its first or last row."""
     # A GPU reads zeros at an id outside the table, without an error. And (example, id) pairs are one number in
-    # `factors`, where such an id would be a row of the next example. Row 0 concerns its own example alone.
-    known = (ids >= 0) & (ids < table.shape[0])
-    message = (
-        f"Layer '{layer.name}' was given ids outside its table of {table.shape[0]} rows, which takes 0 to "
-        f"{table.shape[0] - 1}: make the table larger, or number the ids first, by keras.layers.IntegerLookup."
+    # `factors`, where such an id would be a row of the next example. A row of the table concerns its own example alone.
+    rows = table.shape[0]
+    within = tf.clip_by_value(ids, tf.constant(0, ids.dtype), tf.constant(rows - 1, ids.dtype))
+    hooks.require(
+        tf.equal(within, ids),
+        f"Layer '{layer.name}' was given ids outside its table of {rows} rows, which takes 0 to {rows - 1}: make the "
+        "table larger, or number the ids first, by keras.layers.IntegerLookup.",
     )
-    with tf.control_dependencies(require(known, message)):
-        return tf.where(known, ids, tf.constant(0, ids.dtype))
+    return within
 
 
 def refuse_other_lengths(layer: keras.layers.Layer, given: Any) -> None:
@@ -425,7 +428,7 @@ class EmbeddingRule(Rule):
         layer = call.layer
         refuse_other_lengths(layer, call.input)
         refuse_text(layer, call.input)
-        ids = check_ids(self._ids(call), layer, embeddings_of(layer))
+        ids = check_ids(self._ids(call), layer, embeddings_of(layer), hooks)
         hooks.before_read(embeddings_of(layer), ids)
         rows = hooks.watch(tf.gather(rows_of(embeddings_of(layer)), ids))
         return tf.cast(rows, layer.compute_dtype)
