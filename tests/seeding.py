@@ -7,6 +7,8 @@ import keras
 import tensorflow as tf
 from tensorflow.python.eager import context
 
+tf.config.experimental.enable_tensor_float_32_execution(False)  # a GPU's products are compared with the processor's
+
 
 def seed(number):
     """As `keras.utils.set_random_seed`, which also forgets all compiled functions of the process.

@@ -13,6 +13,7 @@ import pytest
 import tensorflow as tf
 from keras.src.legacy.saving import legacy_h5_format
 from keras.src.saving import saving_lib
+from tensorflow.python.framework import config
 
 import tfdp_rec
 from tfdp_rec.core.ground import keras_internals
@@ -289,6 +290,15 @@ def test_xla_is_noticed_while_tracing():
     tf.function(function)()
     tf.function(function, jit_compile=True)()
     assert seen == [False, True] and not keras_internals.is_compiled_with_xla()
+
+
+def test_determinism_is_noticed():
+    assert not keras_internals.is_deterministic()
+    tf.config.experimental.enable_op_determinism()
+    try:
+        assert keras_internals.is_deterministic()
+    finally:
+        config.disable_op_determinism()
 
 
 @pytest.mark.parametrize("devices", [1, 2])

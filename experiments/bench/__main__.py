@@ -17,6 +17,7 @@ COMMANDS = (
         "experiments.bench.clipping",
         "clipping without noise against SGD: time by strategy, by table size, and memory",
     ),
+    Command("gpu", "experiments.bench.gpu", "the private step on a GPU against SGD, in four minutes"),
     Command("noise", "experiments.bench.noise", "what Gaussian noise costs, by sampler"),
     Command(
         "ps",

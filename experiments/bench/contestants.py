@@ -26,6 +26,7 @@ from experiments.bench.access_patterns import AccessPattern, click_batches, tabl
 from experiments.bench.baselines import compare_by
 from experiments.bench.cases import MECHANISMS, RMC_WIDTH, STRATEGIES, Case
 from experiments.bench.timing import Time, timed
+from tfdp_rec.core.sensitivity.arithmetic import ask_for_float32_products
 from tfdp_rec.models import TwoTower
 from tfdp_rec.models.dlrm import DLRMLayers
 from tfdp_rec.privacy import BufferedToeplitz, Correlation
@@ -50,14 +51,17 @@ class Contestant:
     """
 
     def __init__(self, name: str, case: Case):
+        ask_for_float32_products()  # of plain SGD, too
         self.name, self.case, self.model, data = name, case, *_model_and_data(name, case)
         self.batches = iter(data)
         self.model.make_train_function()
         self._train = self.model.train_function
 
     def step(self) -> None:
-        """One training step, as `fit` makes it."""
+        """One training step, as `fit` makes it; a GPU has done its work."""
         self._train(self.batches)
+        if tf.config.list_physical_devices("GPU"):
+            tf.test.experimental.sync_devices()
 
     def timed(self, steps: int) -> list[Time]:
         """The time of each step; one more step before them does not count."""

@@ -76,6 +76,14 @@ def cases(experiment: str, megabytes: Sequence[float]) -> list[Case]:
         "two-tower": lambda: [
             Case(f"batch {b}", "two-tower", (MOVIES,), b, 20, "zipf-0.8") for b in (64, 1024)
         ],
+        "gpu": lambda: [
+            mlperf(size, contestants=("sparse-sgd", "eana", "lazy")),
+            *(
+                Case(f"batch {b}", "two-tower", (MOVIES,), b, 20, "zipf-0.8", ("sparse-sgd", "lazy"))
+                for b in (64, 1024, 16_384)
+            ),
+            *(mlperf(m, contestants=("sparse-sgd", "lazy")) for m in megabytes[1:]),
+        ],
         "main-job": lambda: [
             Case(f"{movies:,} movies", "main-job", (movies,), 4096, 20, "zipf-0.8", ("sparse-sgd", "eana", "lazy"))
             for movies in (MOVIES, 10_000_000)
@@ -135,10 +143,9 @@ def run(args: argparse.Namespace) -> int:
         measured = measure(case, args)
         found.append({"case": dataclasses.asdict(case), "contestants": measured})
         print(table(case, measured), flush=True)
-    if args.json:
-        args.json.write_text(
-            json.dumps({"experiment": args.experiment, "machine": machine(), "cases": found}, indent=1)
-        )
+        if args.json:
+            figures = {"experiment": args.experiment, "machine": machine(), "cases": found}
+            args.json.write_text(json.dumps(figures, indent=1))
     if args.plot:
         from experiments.bench.plots import plot
 

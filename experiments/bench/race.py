@@ -59,7 +59,9 @@ def machine() -> dict[str, Any]:
     import keras
     import tensorflow as tf
 
+    devices = [tf.config.experimental.get_device_details(each) for each in tf.config.list_physical_devices("GPU")]
     return {
+        "gpus": [each.get("device_name", "") for each in devices],
         "processor": _said("/proc/cpuinfo", "model name"), "cores": os.cpu_count(),
         "memory": _said("/proc/meminfo", "MemTotal"), "python": platform.python_version(),
         "tensorflow": tf.__version__, "keras": keras.__version__, "load": os.getloadavg(),

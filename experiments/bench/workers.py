@@ -39,7 +39,8 @@ class Worker:
 
     def __init__(self, name: str, case: Any, contestants: str = "experiments.bench.measures"):
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+        environment = {**os.environ, "PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}
+        environment.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")  # a GPU is shared by all contestants
         command = [sys.executable, "-W", "ignore", "-m", "experiments.bench.workers", contestants]
         self._messages = tempfile.TemporaryFile("w+")
         self._process = subprocess.Popen(

@@ -18,6 +18,7 @@ import tensorflow as tf
 from keras import layers
 
 from tfdp_rec.clipping import ClippedSum, Clipping
+from tfdp_rec.core.sensitivity.arithmetic import ask_for_float32_products
 from tfdp_rec.core.sensitivity.engine import Graph
 
 SIZES = (2, 3, 17, 4096, 16_384, 65_536)
@@ -166,6 +167,7 @@ def main() -> None:
     parser.add_argument("--tries", type=int, default=4, help="batches of each kind and size")
     parser.add_argument("--wide", action="store_true", help="the table of layers that add up many terms")
     arguments = parser.parse_args()
+    ask_for_float32_products()
     if arguments.wide:
         print_wide()
         return

@@ -418,6 +418,20 @@ def test_what_a_gradient_of_its_own_makes_of_nothing_is_not_counted_for_a_repeat
     np.testing.assert_allclose(dense_gradients(model, found)[model.parts[0].kernel.path], 3 / (1 + SLACK), rtol=1e-5)
 
 
+def test_rows_are_added_up_without_a_sparse_product_where_operations_are_to_be_deterministic(monkeypatch):
+    """A GPU has none that is."""
+    rng = np.random.default_rng(0)
+    ids, values, weights = rng.integers(0, 7, 50), rng.normal(size=[50, 3]), rng.uniform(size=50)
+    monkeypatch.setattr(float_sums, "is_deterministic", lambda: True)
+    graph = tf.function(float_sums._rows.__wrapped__, autograph=False).get_concrete_function(
+        *map(tf.constant, (ids, values, weights)), tf.constant(1000.0)
+    )
+    assert "SparseTensorDenseMatMul" not in {operation.type for operation in graph.graph.get_operations()}
+    found, added = graph(*map(tf.constant, (ids, values, weights)), tf.constant(1000.0))
+    exact = np.stack([weights[ids == each] @ values[ids == each] for each in found.numpy()])
+    np.testing.assert_allclose(added, exact, rtol=1e-12)
+
+
 def test_a_row_that_very_many_read_is_added_up_no_deeper_than_allowed():
     """100,000 times 0.1, one after the other, is 9,998.6 in float32."""
     ids = tf.constant(np.r_[np.zeros(100_000), [7, 7]], tf.int64)

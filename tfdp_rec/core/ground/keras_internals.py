@@ -271,6 +271,13 @@ def is_compiled_with_xla() -> bool:
     )
 
 
+def is_deterministic() -> bool:
+    """Whether `tf.config.experimental.enable_op_determinism` was called."""
+    from tensorflow.python.framework import config
+
+    return bool(config.is_op_determinism_enabled())
+
+
 def function_graph(graph: Any, name: str) -> Any:
     """The graph of a function that an operation of `graph` calls: a branch, a loop's body, a `tf.function`."""
     # A graph has the functions that were made in it; functions made outside all graphs are in the eager context.

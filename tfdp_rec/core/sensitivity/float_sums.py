@@ -28,6 +28,7 @@ import tensorflow as tf
 
 from tfdp_rec.core.ground.branches import called, choose, choose_from
 from tfdp_rec.core.ground.graph_checks import HOST
+from tfdp_rec.core.ground.keras_internals import is_deterministic
 from tfdp_rec.core.ground.shared_graphs import SharedGraph
 
 
@@ -205,6 +206,8 @@ def _rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tenso
 
 def _add_segments(values: tf.Tensor, weights: tf.Tensor, place: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """Σ weights[i] values[i] by place: a sparse matrix times `values`, which reads each of them once."""
+    if is_deterministic():  # a GPU has no such product then
+        return tf.math.unsorted_segment_sum(weights[:, None] * values, place, count)
     size = tf.shape(values, tf.int64)
     with tf.device(HOST):
         total = size[0]
