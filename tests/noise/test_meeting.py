@@ -14,7 +14,7 @@ import tfdp_rec
 from tfdp_rec.clipping import ClippedSum
 from tfdp_rec.core.mechanism.base import Step
 from tfdp_rec.core.mechanism.noise import gaussian as module
-from tfdp_rec.core.mechanism.noise.meeting import add_on_grid, grid_of, on_grid
+from tfdp_rec.core.mechanism.noise.meeting import add_on_grid, grid_of, on_grid, within
 from tfdp_rec.core.mechanism.weight_bound import WeightBound
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, Request, SecureNoise
 from tfdp_rec.privacy import optimised_correlation
@@ -91,6 +91,11 @@ def test_the_fused_loop_is_the_arithmetic_step_by_step():
     fused = tf.reshape(tf.bitcast(module._COMPILED_NOISY(pairs, key, scale, grid, [x]), tf.float32), [-1])
     apart = np.abs(fused - add_on_grid(scale * unit, [x], grid)) / float(grid)
     assert np.mean(apart > 0) < 1e-4 and apart.max() <= 1  # a tie that a last bit of a sine decides
+    move, bound = tf.random.normal([2**15]), tf.constant(1.0)
+    fused = module._COMPILED_NOISY(pairs, key, scale, grid, [x, move], bound)
+    bounded = add_on_grid(scale * unit, [x, within(x, move, bound)], grid)
+    apart = np.abs(tf.reshape(tf.bitcast(fused, tf.float32), [-1]) - bounded) / float(grid)
+    assert np.mean(apart > 0) < 1e-4 and apart.max() <= 1 and np.mean(within(x, move, bound) != move) > 0.1
     rows = tf.fill([2**10], np.float32(0.7))
     by_row = module._COMPILED_ROWS(32, rows, key, grid, [tf.split(tf.reshape(x, [2**10, 32]), [2**9, 2**9])])
     apart = np.abs(tf.reshape(by_row, [-1]) - add_on_grid(np.float64(np.float32(0.7)) * unit, [x], grid)) / float(grid)
@@ -397,6 +402,13 @@ def test_no_gradient_takes_a_weight_past_its_bound(make, name):
     assert np.abs(found[3] - start[3]).max() < 0.2 and np.abs(found[2]).max() < 0.01
 
 
+def limited(optimizer, table, made):
+    """A table's move, and as it meets its noise."""
+    own = optimizer.tables[table.path]
+    move = made.move(own).values
+    return move, within(made.rows(own)[0], move, optimizer.debts.bound.limit(made))
+
+
 def test_a_bounded_move_changes_no_more_than_the_move():
     """Beside the bound two sums that differ by one example differ by no more, and without a gradient by nothing."""
     table, optimizer = table_and(tfdp_rec.LazyDPSGD, 2.0**-14, width=200)
@@ -410,8 +422,8 @@ def test_a_bounded_move_changes_no_more_than_the_move():
         slices = tf.IndexedSlices(tf.constant(each, tf.float32), tf.range(4, dtype=tf.int64))
         clipped = ClippedSum({table.path: slices}, tf.zeros([1]), one, tf.zeros([1]))
         made = Step(clipped, tf.constant(1.0, tf.float64), small, one, one, {}, optimizer.debts.bound.find())
-        (found,) = optimizer.debts.bound.limit_moves(made)
-        moves.append((made.move(optimizer.tables[table.path]).values.numpy(), found.numpy()))
+        move, found = limited(optimizer, table, made)
+        moves.append((move.numpy(), found.numpy()))
     (one, kept), (other, also), (_, nothing) = moves
     assert (nothing == 0).all() and (kept != one).any() and (kept == one).any()
     assert (np.abs(np.float64(kept) - also) <= np.abs(np.float64(one) - other)).all()
@@ -429,7 +441,7 @@ def test_a_bounded_move_is_a_function_of_its_row():
         slices = tf.IndexedSlices(gradients, tf.range(2, dtype=tf.int64))
         clipped = ClippedSum({table.path: slices}, tf.zeros([1]), one, tf.zeros([1]))
         made = Step(clipped, tf.constant(1.0, tf.float64), small, one, one, {}, optimizer.debts.bound.find())
-        found.append(float(optimizer.debts.bound.limit_moves(made)[0][0, 0]))
+        found.append(float(limited(optimizer, table, made)[1][0, 0]))
     assert found[0] == found[1] == move
 
 

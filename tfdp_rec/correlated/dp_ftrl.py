@@ -101,7 +101,7 @@ class CorrelatedOptimizer(PrivateOptimizer):
         unit = tf.reshape(unit, self.dense[path].variable.shape) if whole else unit
         noise, remembered = self.course.buffers.noise(path, unit, None if whole else request.rows)
         scaled = tf.cast(request.scale, tf.float64) * tf.reshape(noise, [-1, request.width])
-        return add_on_grid(scaled, request.onto, request.grid), remembered
+        return add_on_grid(scaled, request.addends, request.grid), remembered
 
     def load_own_variables(self, store: Any) -> None:
         """Loads what was released; the buffers were not, so that a plan begins anew."""

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -112,14 +112,7 @@ def require_rows(variable: keras.Variable, sentence: str) -> None:
 
 def size_of(values: tf.Tensor) -> tf.Tensor:
     """The largest size of a number; NaN if one is."""
-    return sizes_of([values])[0]
-
-
-def sizes_of(several: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The largest size of a number in each of some tensors; NaN if one is."""
-    # Without a copy of their sizes.
-    tops, bottoms = (tf.stack([reduce(each) for each in several]) for reduce in (tf.reduce_max, tf.reduce_min))
-    return tf.maximum(tops, -bottoms)
+    return tf.maximum(tf.reduce_max(values), -tf.reduce_min(values))  # without a copy of their sizes
 
 
 def largest_of(values: tf.Tensor) -> tf.Tensor:

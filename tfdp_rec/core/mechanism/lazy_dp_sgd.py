@@ -40,6 +40,7 @@ from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.arguments import Numbers, Planned
 from tfdp_rec.core.mechanism.base import PrivateOptimizer, Step
 from tfdp_rec.core.mechanism.noise.base import Request
+from tfdp_rec.core.mechanism.noise.meeting import within
 from tfdp_rec.core.mechanism.pending import step_on, weights_on
 from tfdp_rec.core.mechanism.row_debts import RowDebts
 from tfdp_rec.core.mechanism.rules import Recursion
@@ -101,21 +102,24 @@ class LazyDPSGD(PrivateOptimizer):
         before = self.debts.marks.now()
         if self.debts.arrives_late:  # what a row owes is older than the gradient that comes to it, and is settled first
             self.debts.settle_rows({path: step.move(table).indices for path, table in self.tables.items()}, before)
-        now, moves = before + 1, self.debts.bound.limit_moves(step)
+        now, bound = before + 1, self.debts.bound.limit(step)
         with run_after(self.debts.count(step, before, now)):
-            self._step_rows(step, moves, before, now)
+            self._step_rows(step, bound, before, now)
         self.debts.settle_upcoming(step.upcoming, now)
 
-    def _step_rows(self, step: Step, moves: list[tf.Tensor], before: tf.Tensor, now: tf.Tensor) -> None:
+    def _step_rows(self, step: Step, bound: tf.Tensor, before: tf.Tensor, now: tf.Tensor) -> None:
         """Rows with a gradient make the step at once: it meets its noise before it is rounded to a row's grid."""
         # A source that is a function of the step must not give again what a payment was made of.
         number = -1 - before if self.aggregate_noise else before
         scale, grid, wanted, old = step.noise_scale, self.debts.marks.grid, [], []
-        for (path, table), move in zip(self.tables.items(), moves, strict=True):
-            old.append(step.rows(table))
-            plain = recursion_of(table).is_plain
-            onto, on = ((old[-1][0], move), grid) if plain else ((move,), None)
-            wanted.append((path, Request(table.number, step.move(table).indices, table.width, scale, onto, on)))
+        for path, table in self.tables.items():
+            move, rows, rule = step.move(table), step.rows(table), recursion_of(table)
+            if rule.is_plain:
+                met_by: dict[str, Any] = {"onto": (rows[0], move.values), "grid": grid, "bound": bound}
+            else:
+                met_by = {"onto": (within(rule.rest(rows, step.pace), move.values, bound, rule.reach),)}
+            wanted.append((path, Request(table.number, move.indices, table.width, scale, **met_by)))
+            old.append(rows)
         met = self.meet(wanted, number)
         for rows, (path, asked), (noisy, others) in zip(old, wanted, met, strict=True):
             rule, ids = recursion_of(self.tables[path]), asked.rows

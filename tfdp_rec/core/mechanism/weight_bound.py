@@ -19,14 +19,13 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.branches import choose
 from tfdp_rec.core.ground.graph_checks import Check
 from tfdp_rec.core.ground.keras_internals import learning_rate_of
 from tfdp_rec.core.ground.refused import NotPrivate
-from tfdp_rec.core.ground.withheld_rows import find_withheld, largest_of, sizes_of
+from tfdp_rec.core.ground.withheld_rows import find_withheld, largest_of
 from tfdp_rec.core.mechanism.base import Step
 from tfdp_rec.core.mechanism.pending import RowMarks
-from tfdp_rec.core.mechanism.tables import NO_OWNER, Operations, assign, recursion_of
+from tfdp_rec.core.mechanism.tables import NO_OWNER, Operations, assign
 
 
 class WeightBound:
@@ -89,28 +88,9 @@ class WeightBound:
         is_left_out = tf.cast((step.pace == 0) & (step.learning_rate != 0), tf.int64)
         return raised + assign(self._left_out, self._left_out + is_left_out)
 
-    def limit_moves(self, step: Step) -> list[tf.Tensor]:
-        """−η ĝ of the rows of each table, none of which takes a weight past the bound, or further past it.
-
-        A function of a row for each row, that changes no more than its move does: the sensitivity stays as it is.
-        """
-        tables = self.tables.values()
-        bound = tf.where(step.stddev == 0, math.inf, tf.cast(self._find_within(step), tf.float32))
-        moves = [step.move(table).values for table in tables]
-        rests = [recursion_of(table).rest(step.rows(table), step.pace) for table in tables]
-        reaches = [recursion_of(table).reach for table in tables]
-
-        def keep_within() -> list[tf.Tensor]:
-            several = zip(moves, rests, reaches, strict=True)
-            return [
-                tf.clip_by_value(move, tf.minimum(-bound - rest, 0.0) / reach, tf.maximum(bound - rest, 0.0) / reach)
-                for move, rest, reach in several
-            ]
-
-        furthest = sizes_of(rests) + tf.constant(reaches, tf.float32) * sizes_of(moves)
-        # Well within the bound no move is cut. Without a margin, roundings of the sum would decide for other rows.
-        is_within = tf.reduce_max(furthest) <= bound * (1 - 2.0**-20)
-        return choose(is_within, lambda: moves, keep_within)
+    def limit(self, step: Step) -> tf.Tensor:
+        """What no move of a step takes a weight past, float32 (`meeting.within`)."""
+        return tf.where(step.stddev == 0, math.inf, tf.cast(self._find_within(step), tf.float32))
 
     def pace_of(self, learning_rate: tf.Tensor, stddev: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
         """The learning rate of tables in a step of that rate and noise: 0 where they leave the step out."""

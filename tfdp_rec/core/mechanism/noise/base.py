@@ -24,7 +24,7 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp_rec.core.mechanism.noise.meeting import add_on_grid, fine
+from tfdp_rec.core.mechanism.noise.meeting import add_on_grid, addends, fine
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +40,7 @@ class Request:
         onto: float32 tensors `[n, width]` that one draw is added to, for `noisy`.
         grid: Step of the grid that the sum is rounded to, float64, for `noisy`; None for a sum in float64, to be
             rounded to a grid later.
+        bound: What the second of `onto`, a move, may not take the first, weights, past (`meeting.within`).
     """
 
     variable: int
@@ -48,6 +49,7 @@ class Request:
     scale: tf.Tensor | None = None
     onto: tuple[tf.Tensor, ...] = ()
     grid: tf.Tensor | None = None
+    bound: tf.Tensor | None = None
 
     @property
     def has_row_scales(self) -> bool:
@@ -58,6 +60,11 @@ class Request:
     def draws(self) -> int:
         """Gaussians a value."""
         return int(self.scale.shape[1]) if self.has_row_scales else 1  # type: ignore[union-attr]
+
+    @property
+    def addends(self) -> Sequence[tf.Tensor]:
+        """What the draw is added to, within the bound."""
+        return addends(self.onto, self.bound)
 
     def answer(self, unit: tf.Tensor) -> tf.Tensor:
         """Unit Gaussians, so many as were asked for, in any shape, as the answer to the request."""
@@ -103,7 +110,7 @@ class NoiseSource(abc.ABC):
             Tensors `[n, width]`, in the order of the requests: float32 on a grid, float64 without one.
         """
         pairs = zip(requests, self.draw(requests, step), strict=True)
-        return [add_on_grid(noise[:, 0], request.onto, request.grid) for request, noise in pairs]
+        return [add_on_grid(noise[:, 0], request.addends, request.grid) for request, noise in pairs]
 
     def bits(self, variable: int, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         """64 independent fair coin tosses for each row, for choices finer than a Gaussian.

@@ -26,7 +26,7 @@ from tfdp_rec.core.ground.graph_checks import HOST
 from tfdp_rec.core.ground.shared_graphs import SharedGraph
 from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
 from tfdp_rec.core.mechanism.noise.box_muller import gaussian_pairs
-from tfdp_rec.core.mechanism.noise.meeting import add_on_grid
+from tfdp_rec.core.mechanism.noise.meeting import add_on_grid, addends
 from tfdp_rec.core.mechanism.noise.threefry import threefry
 
 _WORDS = 7  # of a key and of a counter block
@@ -75,14 +75,15 @@ class EntropyNoise(NoiseSource):
 
     @tf.autograph.experimental.do_not_convert
     def noisy(self, requests: Sequence[Request], step: tf.Tensor) -> list[tf.Tensor]:
-        if any(request.grid is None for request in requests):
+        if any(r.grid is None or (r.has_row_scales and r.bound is not None) for r in requests):
             return super().noisy(requests, step)
         # Scaled, added up and rounded inside the sampler's loop: nothing but the answer goes to memory. Where all rows
         # have one scale, a request is a row of numbers, too; else the loop goes row by row, one width at a time.
         together: dict[Any, list[int]] = {}
         for place, request in enumerate(requests):
             own = (request.width, id(None)) if request.has_row_scales else (None, id(request.scale))
-            together.setdefault((*own, id(request.grid), len(request.onto)), []).append(place)
+            alike = (*own, id(request.grid), id(request.bound), len(request.onto))
+            together.setdefault(alike, []).append(place)
         found: dict[int, tf.Tensor] = {}
         for places in together.values():
             those = [requests[place] for place in places]
@@ -90,14 +91,14 @@ class EntropyNoise(NoiseSource):
         return [found[place] for place in range(len(requests))]
 
     def _sums(self, requests: Sequence[Request]) -> list[tf.Tensor]:
-        """Sums of one scale and grid, in one draw."""
+        """Sums of one scale, grid and bound, in one draw."""
         sizes, total = _sizes(requests)
         pairs = _bucket((total + 1) // 2)
         rest = tf.zeros([2 * tf.cast(pairs, tf.int64) - total])
         flat = ([tf.reshape(x, [-1]) for x in each] for each in zip(*(r.onto for r in requests)))
         onto = [tf.concat([*each, rest], axis=0) for each in flat]
         scale = tf.cast(1.0 if requests[0].scale is None else requests[0].scale, tf.float64)
-        drawn = self._noisy(pairs, self._key(), scale, requests[0].grid, onto)
+        drawn = self._noisy(pairs, self._key(), scale, requests[0].grid, onto, requests[0].bound)
         # In rows of a cache line, if widths allow, whose parts TensorFlow does not copy.
         unit = math.gcd(_LINE, *(request.width for request in requests))
         values = tf.reshape(tf.bitcast(drawn, tf.float32), [-1, unit])
@@ -165,11 +166,18 @@ def _pairs_of(index: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return gaussian_pairs(threefry((index, first, second, third), tuple(rest)))
 
 
-def _noisy(pairs: tf.Tensor, key: tf.Tensor, scale: tf.Tensor, grid: tf.Tensor, onto: list[tf.Tensor]) -> tf.Tensor:
+def _noisy(
+    pairs: tf.Tensor,
+    key: tf.Tensor,
+    scale: tf.Tensor,
+    grid: tf.Tensor,
+    onto: list[tf.Tensor],
+    bound: tf.Tensor | None = None,
+) -> tf.Tensor:
     """Pairs of sums, with noise of one scale."""
     halves = [tf.reshape(x, [pairs, 2]) for x in onto]
-    unit = _pairs(pairs, key)
-    return tf.complex(*(add_on_grid(scale * z, [x[:, side] for x in halves], grid) for side, z in enumerate(unit)))
+    sides = (addends([x[:, side] for x in halves], bound) for side in range(2))
+    return tf.complex(*(add_on_grid(scale * z, x, grid) for z, x in zip(_pairs(pairs, key), sides, strict=True)))
 
 
 def _noisy_rows(

@@ -44,6 +44,20 @@ def add_on_grid(noise: tf.Tensor, onto: Sequence[tf.Tensor], grid: tf.Tensor | N
     return on_grid(tf.add_n([fine(noise), *(tf.cast(x, tf.float64) for x in onto)]), grid)
 
 
+def within(rest: tf.Tensor, move: tf.Tensor, bound: tf.Tensor, reach: float = 1.0) -> tf.Tensor:
+    """A move that takes no weight past ±bound, or further past it, from `rest` by `reach` times the move.
+
+    A function of a number for each number, that changes no more than the move does: a sum's sensitivity stays.
+    """
+    least, most = tf.minimum(-bound - rest, 0.0), tf.maximum(bound - rest, 0.0)
+    return tf.clip_by_value(move, *((least, most) if reach == 1 else (least / reach, most / reach)))
+
+
+def addends(onto: Sequence[tf.Tensor], bound: tf.Tensor | None) -> Sequence[tf.Tensor]:
+    """What is added to noise: weights and a move of them that keeps within a bound, if there is one."""
+    return onto if bound is None else (onto[0], within(onto[0], onto[1], bound))
+
+
 def fine(noise: tf.Tensor) -> tf.Tensor:
     """Noise in float64, or a `TypeError`: float32 has too few values for its sum with data to hide them."""
     if noise.dtype != tf.float64:
