@@ -423,11 +423,10 @@ def test_rows_are_added_up_without_a_sparse_product_where_operations_are_to_be_d
     rng = np.random.default_rng(0)
     ids, values, weights = rng.integers(0, 7, 50), rng.normal(size=[50, 3]), rng.uniform(size=50)
     monkeypatch.setattr(float_sums, "is_deterministic", lambda: True)
-    graph = tf.function(float_sums._rows.__wrapped__, autograph=False).get_concrete_function(
-        *map(tf.constant, (ids, values, weights)), tf.constant(1000.0)
-    )
-    assert "SparseTensorDenseMatMul" not in {operation.type for operation in graph.graph.get_operations()}
-    found, added = graph(*map(tf.constant, (ids, values, weights)), tf.constant(1000.0))
+    monkeypatch.setattr(float_sums, "_add_segments", float_sums._add_segments.__wrapped__)
+    monkeypatch.setattr(tf.raw_ops, "SparseTensorDenseMatMul", None)
+    terms = float_sums.Terms(*map(tf.constant, (ids, values, weights)))
+    ((found, added),) = float_sums.rows([terms], tf.constant(1000.0))
     exact = np.stack([weights[ids == each] @ values[ids == each] for each in found.numpy()])
     np.testing.assert_allclose(added, exact, rtol=1e-12)
 
@@ -436,7 +435,7 @@ def test_a_row_that_very_many_read_is_added_up_no_deeper_than_allowed():
     """100,000 times 0.1, one after the other, is 9,998.6 in float32."""
     ids = tf.constant(np.r_[np.zeros(100_000), [7, 7]], tf.int64)
     values, weights = tf.fill([100_002, 2], 0.1), tf.ones([100_002])
-    found, added = float_sums.rows(ids, values, weights, tf.constant(1000.0))
+    ((found, added),) = float_sums.rows([float_sums.Terms(ids, values, weights)], tf.constant(1000.0))
     assert found.numpy().tolist() == [0, 7]
     exact = np.float64(np.float32(0.1)) * np.array([[100_000], [2]])
     assert np.all(np.abs(added.numpy() - exact) <= 1000 * float_sums.unit(tf.float32) * exact)

@@ -70,8 +70,8 @@ class DLRMLayers(SavedByArguments):
         vector = tf.cast(inputs["dense"], self.compute_dtype)  # type: ignore[attr-defined]
         for layer in self.bottom:
             vector = layer(vector)
-        bags = tf.unstack(inputs["ids"], num=len(self.tables), axis=1)
-        vectors = [vector, *(self._pool(table, ids) for table, ids in zip(self.tables, bags))]
+        ids = tf.cast(inputs["ids"], tf.int64)  # int32 numbers would stay on a GPU's host, table by table
+        vectors = [vector, *(self._pool(table, ids[:, number]) for number, table in enumerate(self.tables))]
         x = tf.concat([vector, self.interaction(vectors)], axis=1)
         for layer in self.top:
             x = layer(x)

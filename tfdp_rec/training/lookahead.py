@@ -163,7 +163,7 @@ def build_layers(model: Any, spec: Any) -> None:
     def loss(*tensors: tf.Tensor) -> tf.Tensor:
         return model.per_example_loss(tf.nest.pack_sequence_as(spec, tensors), training=False)
 
-    with model.private_weights.in_step():  # traced, not run
+    with model.private_weights.in_step(), model.private_weights.unchecked():  # traced, not run
         tf.function(loss, autograph=False).get_concrete_function(*_signature(model, spec))
 
 

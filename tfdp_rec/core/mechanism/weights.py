@@ -45,7 +45,7 @@ _OWNER = "private_weights"  # attribute of a variable, and of a model
 _ONE_THREAD = threading.RLock()  # of the thread that trains privately
 _ONE_RELEASE = threading.RLock()  # of the thread that releases: no training begins meanwhile
 _TRAINED: list[tuple[int, Any]] = []  # threads, and the models that they train
-_HERE = threading.local()  # models, a step or export of which this thread traces or runs
+_HERE = threading.local()  # models, a step of which this thread traces or runs, or a graph without checks
 _WITHHELD = (
     "Table '{}' owes noise, and its rows are withheld: call settle() of the model that trains it, or read it after "
     "fit has ended, or by the model's own methods."
@@ -144,7 +144,13 @@ class PrivateWeights:
     def exporting(self) -> Iterator[None]:
         """Releases, and traces without checks in the block: the graphs leave training for good."""
         self.release_outside_steps()
-        with self._enter("exports"):
+        with self.unchecked():
+            yield
+
+    @contextlib.contextmanager
+    def unchecked(self) -> Iterator[None]:
+        """A block that traces without checks of reads: for graphs that never run."""
+        with self._enter("unchecked"):
             yield
 
     @contextlib.contextmanager
@@ -214,7 +220,7 @@ class PrivateWeights:
 
     def check_read(self, variable: keras.Variable) -> None:
         """Raises for an eager read of withheld rows; in a graph, adds a check that fails with the reason."""
-        if self._is_within("exports") or (self.is_in_step and tf.executing_eagerly()):
+        if self._is_within("unchecked") or (self.is_in_step and tf.executing_eagerly()):
             return
         if tf.executing_eagerly():
             self._refuse_other_threads()

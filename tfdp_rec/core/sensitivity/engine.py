@@ -77,14 +77,32 @@ class Weighted(ByPath):
 
     def __init__(self, collected: Factors, weights: tf.Tensor, depths: Mapping[str, float_sums.Depth]):
         self._weights, self._depths = weights, depths
-        self._scaled: tuple[Any, tf.Tensor | None] = None, None  # the last scale, and the weights times it
-        super().__init__(collected, lambda path, own: cross_terms.weighted_sum(own, weights, depths[path]))
+        self._scaled: tuple[Any, tf.Tensor] = None, weights  # the last scale, and the weights times it
+        self._rows: tuple[Any, dict[str, tf.IndexedSlices]] = None, {}  # the last weights, and sums of rows by them
+        super().__init__(collected, lambda path, _: self._add_up(path, weights))
 
     def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
         """A sum times a scalar. The scalar goes into the weights, one number an example, and costs nothing."""
         if self._scaled[0] is not scale:  # that of all variables of a kind
             self._scaled = scale, tf.cast(scale, self._weights.dtype) * self._weights
-        return cross_terms.weighted_sum(self._collected[path], self._scaled[1], self._depths[path])
+        return self._add_up(path, self._scaled[1])
+
+    def _add_up(self, path: str, weights: tf.Tensor) -> Gradient:
+        if not _is_rows(self._collected[path]):
+            return cross_terms.weighted_sum(self._collected[path], weights, self._depths[path])
+        if self._rows[0] is not weights:
+            self._rows = weights, {}
+        if path not in self._rows[1]:  # with all tables of its type
+            depth = self._depths[path]
+            alike = {other: own for other, own in self._collected.items() if self._depths[other] is depth}
+            tables: dict[str, Any] = {other: own[0] for other, own in alike.items() if _is_rows(own)}
+            sums = factors.add_rows(list(tables.values()), weights, depth)
+            self._rows[1].update(zip(tables, sums, strict=True))
+        return self._rows[1][path]
+
+
+def _is_rows(several: Sequence[factors.Factor]) -> bool:
+    return len(several) == 1 and isinstance(several[0], factors.Rows)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -43,7 +43,7 @@ import tensorflow as tf
 from tfdp_rec.core.ground.branches import choose
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity import float_sums
-from tfdp_rec.core.sensitivity.float_sums import Depth, Way
+from tfdp_rec.core.sensitivity.float_sums import Depth, Terms, Way
 
 _FLOOR = 2.0**-50  # added to lengths, √values times: above what squares lose that are too small to be float32 numbers
 
@@ -386,12 +386,14 @@ class Rows(Factor):
         return length_of_all(self.sums) if self.formed is None else length(self.formed)
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
+        return add_rows([self], weights, depth)[0]
+
+    def terms_of(self, weights: tf.Tensor) -> Terms:
+        """The terms of the weighted sum."""
         one_each = self.ids.shape[1] == 1
         places = weights if one_each else tf.reshape(tf.ones_like(self.ids, weights.dtype) * weights[:, None], [-1])
-        places = tf.cast(places, self.g.dtype)
         values = tf.reshape(self.sums, [-1, self.g.shape[2]])
-        ids, added = float_sums.rows(tf.reshape(self.ids, [-1]), values, places, depth.whole)
-        return tf.IndexedSlices(added, ids, tf.constant(self.shape, tf.int64))
+        return Terms(tf.reshape(self.ids, [-1]), values, tf.cast(places, self.g.dtype))
 
     def to_float64(self) -> Rows:
         return Rows(self.ids, tf.cast(self.sums, tf.float64), self.shape)
@@ -400,6 +402,13 @@ class Rows(Factor):
         # What a model reads and makes nothing of, such as padding, has a gradient of zero.
         at = tf.where(tf.reduce_any(tf.not_equal(self.g, 0), axis=2))
         return Reads(at[:, 0], tf.gather_nd(self.ids, at), tf.zeros([0], tf.int64))
+
+
+def add_rows(several: Sequence[Rows], weights: tf.Tensor, depth: Depth) -> list[tf.IndexedSlices]:
+    """The weighted sums of several tables, with one condition for all."""
+    added = float_sums.rows([factor.terms_of(weights) for factor in several], depth.whole)
+    pairs = zip(several, added, strict=True)
+    return [tf.IndexedSlices(sums, ids, tf.constant(own.shape, tf.int64)) for own, (ids, sums) in pairs]
 
 
 class Scores(Outer):

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -176,34 +176,49 @@ def examples(values: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     return choose(size > 0, called(add_in_pieces), add_in_float64)
 
 
-def rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    """The distinct ids of `ids` `[n]`, and for each Σ weights[i] · values[i] over its places i."""
-    found, added = _rows(ids, values, weights, depth)
-    return found, tf.ensure_shape(added, [None, values.shape[1]])
+class Terms(NamedTuple):
+    """What the rows of one table are sums of: the rows' `ids` `[n]`, `values` `[n, width]`, and `weights` `[n]`."""
+
+    ids: tf.Tensor
+    values: tf.Tensor
+    weights: tf.Tensor
+
+
+def rows(several: Sequence[Terms], depth: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
+    """Of each table the distinct ids, and for each Σ weights[i] · values[i] over its places i."""
+    found = [tf.unique_with_counts(each.ids, out_idx=tf.int64) for each in several]
+    # One condition for all tables; false for a depth that is no number.
+    seldom = tf.reduce_all(tf.cast(tf.concat([count for *_, count in found], axis=0), depth.dtype) <= depth)
+
+    def at_once() -> list[tf.Tensor]:
+        pairs = zip(several, found, strict=True)
+        return [_add_segments(own.values, own.weights, place, tf.size(ids)) for own, (ids, place, _) in pairs]
+
+    def some_in_float64() -> list[tf.Tensor]:
+        pairs = zip(several, found, strict=True)
+        return [_add_often(own.values, own.weights, place, count, depth) for own, (_, place, count) in pairs]
+
+    added = choose(seldom, at_once, some_in_float64)
+    pairs = zip(several, found, added, strict=True)
+    return [(ids, tf.ensure_shape(sums, [None, own.values.shape[1]])) for own, (ids, *_), sums in pairs]
 
 
 @trace_once
-def _rows(ids: tf.Tensor, values: tf.Tensor, weights: tf.Tensor, depth: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    distinct, place, count = tf.unique_with_counts(ids, out_idx=tf.int64)
-    seldom = tf.cast(count, depth.dtype) <= depth  # false for a depth that is no number
-
-    def sums(terms: tf.Tensor) -> tf.Tensor:
-        return _add_segments(values, terms, place, tf.size(distinct))
-
-    def some_in_float64() -> tf.Tensor:
-        # Ids with more places than float32 may add up, alone: a float64 copy of all values would be large.
-        often = ~seldom
-        number = tf.cumsum(tf.cast(often, tf.int32)) - 1
-        taken = tf.gather(often, place)
-        there, at = tf.where(often), tf.where(taken)[:, 0]
-        terms = tf.cast(tf.gather(weights, at)[:, None] * tf.gather(values, at), tf.float64)
-        wide = tf.math.unsorted_segment_sum(terms, tf.gather(number, tf.gather(place, at)), tf.size(there))
-        rest = sums(tf.where(taken, tf.zeros_like(weights), weights))
-        return tf.tensor_scatter_nd_update(rest, there, tf.cast(wide, values.dtype))
-
-    return distinct, choose(tf.reduce_all(seldom), lambda: sums(weights), some_in_float64)
+def _add_often(
+    values: tf.Tensor, weights: tf.Tensor, place: tf.Tensor, count: tf.Tensor, depth: tf.Tensor
+) -> tf.Tensor:
+    # Ids with more places than float32 may add up, alone: a float64 copy of all values would be large.
+    often = ~(tf.cast(count, depth.dtype) <= depth)
+    number = tf.cumsum(tf.cast(often, tf.int32)) - 1
+    taken = tf.gather(often, place)
+    there, at = tf.where(often), tf.where(taken)[:, 0]
+    terms = tf.cast(tf.gather(weights, at)[:, None] * tf.gather(values, at), tf.float64)
+    wide = tf.math.unsorted_segment_sum(terms, tf.gather(number, tf.gather(place, at)), tf.size(there))
+    rest = _add_segments(values, tf.where(taken, tf.zeros_like(weights), weights), place, tf.size(count))
+    return tf.tensor_scatter_nd_update(rest, there, tf.cast(wide, values.dtype))
 
 
+@trace_once
 def _add_segments(values: tf.Tensor, weights: tf.Tensor, place: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """Σ weights[i] values[i] by place: a sparse matrix times `values`, which reads each of them once."""
     if is_deterministic():  # a GPU has no such product then

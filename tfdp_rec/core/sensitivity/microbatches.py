@@ -151,5 +151,6 @@ def _list_of(tensor: tf.Tensor) -> tf.TensorArray:
 
 def _join_rows(values: tf.Tensor, ids: tf.Tensor) -> tf.IndexedSlices:
     """Rows of several parts with each id once; ids of several parts are added up in float64."""
-    found, added = float_sums.rows(ids, values, tf.ones_like(values[:, 0]), tf.ones([], values.dtype))
+    terms = float_sums.Terms(ids, values, tf.ones_like(values[:, 0]))
+    ((found, added),) = float_sums.rows([terms], tf.ones([], values.dtype))
     return tf.IndexedSlices(added, found)
