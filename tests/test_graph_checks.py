@@ -144,3 +144,18 @@ def test_an_id_outside_the_table_reaches_no_other_row(rewriting):
     model.per_example_loss({k: tf.constant(v) for k, v in batch.items()} | {"ids": tf.constant(ids % 5)})
     with pytest.raises(REFUSED, match="outside its table of 5 rows"):
         tfdp_rec.clipping.clipped_sum(model, batch, 1.0)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+@pytest.mark.parametrize("wrong", [-1, 5, 2**31, -(2**40)])
+def test_one_check_of_all_ids_names_the_layer_whose_ids_are_outside(place, wrong):
+    tables = [keras.layers.Embedding(5, 2, name=name) for name in ("first", "second", "third")]
+    model = Scored(tables, lambda p, b: sum(layer(b["ids"][:, number]) for number, layer in enumerate(p)))
+    ids = np.arange(12).reshape(4, 3) % 5
+    batch = {"ids": ids, "weight": np.ones([4], "float32")}
+    model.per_example_loss({k: tf.constant(v) for k, v in batch.items()})
+    tfdp_rec.clipping.clipped_sum(model, batch, 1.0)
+    tfdp_rec.clipping.clipped_sum(model, {k: v[:0] for k, v in batch.items()}, 1.0)
+    ids[2, place] = wrong
+    with pytest.raises(REFUSED, match=f"'{tables[place].name}' was given ids outside its table of 5 rows"):
+        tfdp_rec.clipping.clipped_sum(model, batch, 1.0)

@@ -435,10 +435,13 @@ def test_a_row_that_very_many_read_is_added_up_no_deeper_than_allowed():
     """100,000 times 0.1, one after the other, is 9,998.6 in float32."""
     ids = tf.constant(np.r_[np.zeros(100_000), [7, 7]], tf.int64)
     values, weights = tf.fill([100_002, 2], 0.1), tf.ones([100_002])
-    ((found, added),) = float_sums.rows([float_sums.Terms(ids, values, weights)], tf.constant(1000.0))
-    assert found.numpy().tolist() == [0, 7]
-    exact = np.float64(np.float32(0.1)) * np.array([[100_000], [2]])
-    assert np.all(np.abs(added.numpy() - exact) <= 1000 * float_sums.unit(tf.float32) * exact)
+    terms, other = float_sums.Terms(ids, values, weights), float_sums.Terms(ids[-3:], values[-3:], weights[-3:])
+    tables = float_sums.rows([other, terms, other], tf.constant(1000.0))  # tables whose rows few read beside it
+    tenth = np.float64(np.float32(0.1))
+    for (found, added), most in zip(tables, (1, 100_000, 1), strict=True):
+        exact = tenth * np.array([[most], [2]])
+        assert found.numpy().tolist() == [0, 7]
+        assert np.all(np.abs(added.numpy() - exact) <= 1000 * float_sums.unit(tf.float32) * exact)
 
 
 @pytest.mark.slow_cases("3")
