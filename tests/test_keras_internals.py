@@ -17,7 +17,7 @@ from tensorflow.python.framework import config
 
 import tfdp_rec
 from tfdp_rec.core.ground import keras_internals
-from tfdp_rec.core.ground.branches import choose, choose_from
+from tfdp_rec.core.ground.branches import called, choose, choose_from
 
 PACKAGE = Path(tfdp_rec.__file__).parent
 UNPROMISED_MODULES = ("keras.src", "tensorflow.python", "tensorflow.compiler")
@@ -290,6 +290,35 @@ def test_xla_is_noticed_while_tracing():
     tf.function(function)()
     tf.function(function, jit_compile=True)()
     assert seen == [False, True] and not keras_internals.is_compiled_with_xla()
+
+
+def calls_in(graph):
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    calls = [node for node in nodes if node.op in ("PartitionedCall", "StatefulPartitionedCall")]
+    return [tf.compat.v1.ConfigProto.FromString(node.attr["config_proto"].s).graph_options for node in calls]
+
+
+def test_a_plain_call_has_no_options_of_the_graph_optimizer():
+    inner = tf.function(lambda x: 2 * x, autograph=False)
+
+    def outer(x):
+        with keras_internals.plain_calls():
+            return tf.function(inner, autograph=False)(x)
+
+    def branch(x):
+        return choose(x > 0, called(lambda: 2 * x), lambda: x)
+
+    tf.config.optimizer.set_experimental_options({"auto_mixed_precision_onednn_bfloat16": True})
+    try:
+        in_branch = calls_in(tf.function(branch, autograph=False).get_concrete_function(tf.constant(1.0)).graph)
+        plain, other = (tf.function(each, autograph=False).get_concrete_function(1.0) for each in (outer, inner))
+        plain, other = calls_in(plain.graph), calls_in(tf.function(lambda: inner(1.0)).get_concrete_function().graph)
+    finally:
+        tf.config.optimizer.set_experimental_options({"auto_mixed_precision_onednn_bfloat16": False})
+    assert len(plain) == 2 and len(in_branch) == 1
+    assert not any(each.ListFields() for each in (*plain, *in_branch))
+    assert len(other) == 1 and other[0].rewrite_options.auto_mixed_precision_onednn_bfloat16 == 1
 
 
 def test_determinism_is_noticed():

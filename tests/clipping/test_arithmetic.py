@@ -8,7 +8,7 @@ from keras import layers
 
 import tfdp_rec
 from tfdp_rec.clipping import clipped_sum
-from tfdp_rec.core.sensitivity import arithmetic
+from tfdp_rec.core.sensitivity import arithmetic, float_sums
 from tfdp_rec.core.sensitivity.arithmetic import refuse_other_arithmetic
 
 COARSE = ["auto_mixed_precision_onednn_bfloat16", "auto_mixed_precision_mkl"]
@@ -244,3 +244,25 @@ def test_each_kind_of_product_has_a_canary_of_its_own(option, coarsening):
     coarsening(option)
     said = ask()
     assert said.pop("Cast") and len(said) == 4 and not any(said.values())
+
+
+@pytest.mark.parametrize("option", COARSE)
+def test_sums_have_the_products_that_canaries_see_whoever_traced_them_first(option):
+    """All models share the sums' graphs, and a call within a branch would keep the options of their first trace."""
+    products = float_sums.trace_once(float_sums._products.__wrapped__)
+    examples = float_sums.trace_once(float_sums.examples.__wrapped__)
+
+    def sums(x, g):
+        way = float_sums.Way.of(tf.shape(x)[0], tf.constant(60.0), tf.float32)
+        return products(x, g, *way), examples(g, tf.constant(50))
+
+    tf.config.optimizer.set_experimental_options({option: True})
+    try:
+        graph = tf.function(sums, autograph=False).get_concrete_function(tf.ones([4096, 3]), tf.ones([4096, 2])).graph
+    finally:
+        tf.config.optimizer.set_experimental_options({option: False})
+    definition = graph.as_graph_def()
+    nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
+    calls = [node for node in nodes if node.op in ("PartitionedCall", "StatefulPartitionedCall")]
+    options = [tf.compat.v1.ConfigProto.FromString(node.attr["config_proto"].s).graph_options for node in calls]
+    assert len(options) >= 9 and not any(each.ListFields() for each in options)

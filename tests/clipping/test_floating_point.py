@@ -15,7 +15,7 @@ from zoo import examples
 
 import tfdp_rec
 from tfdp_rec.clipping import Clipping, Outer, PerExample, Rows, Scores, clipped_sum
-from tfdp_rec.core.sensitivity import cross_terms, engine, float_sums
+from tfdp_rec.core.sensitivity import cross_terms, engine, factors, float_sums
 from tfdp_rec.core.sensitivity.cross_terms import CANCELLING, measure
 from tfdp_rec.core.sensitivity.engine import SLACK, Graph, Share
 
@@ -281,6 +281,23 @@ def test_a_model_of_several_types_is_clipped_over_all_of_it():
         np.testing.assert_allclose(gradient.sum(), 1.7, rtol=1e-5)
 
 
+def test_a_sum_over_many_examples_is_cut_by_their_number():
+    """The ways that all variables of a type share are those of each."""
+    slack, examples = tf.constant(1 / 32), tf.constant(4096)
+    depth = float_sums.Depth.from_slack(slack, tf.constant(4096.0), examples, tf.float32)
+    alone = float_sums.Way.of(examples, depth.whole, tf.float32)
+    assert [int(part) for part in depth.way] == [int(part) for part in alone] == [len(float_sums._LAID_OUT), 100]
+    assert int(depth.piece) == int(float_sums.piece(examples, depth.whole)) == 0
+    assert int(float_sums.Depth.from_slack(slack, tf.constant(1.0), tf.constant(900), tf.float32).piece) > 0
+
+
+def test_lengths_of_several_are_those_of_each():
+    tensors = [tf.random.normal([5, size]) for size in (1, 7, 300)]
+    each = tf.stack([factors.length(tensor) for tensor in tensors], axis=1)
+    np.testing.assert_array_equal(factors.lengths(tensors), each)
+    assert np.all(each > np.stack([np.linalg.norm(np.float64(t), axis=1) for t in tensors], axis=1))
+
+
 def test_few_examples_of_huge_parts_are_not_added_up_deeper_than_the_bound_holds():
     """D additions lose D (1 + D u) u, not D u: at D = 10⁵ that is more than the slack."""
     u = float_sums.unit(tf.float32)
@@ -322,6 +339,17 @@ def test_a_piece_leaves_room_for_the_roundings_after_it(monkeypatch, depth, long
     monkeypatch.setattr(float_sums, "called", lambda branch: branch)
     product(np.ones([4096, 2], "f"), np.ones([4096, 1], "f"), depth, lambda x, g, way: own(x, g, *way))
     assert max(lengths) == longest == int(depth) - 5 and sum(lengths) == 4096
+
+
+@pytest.mark.parametrize("capabilities, alone", [([], False), ([(9, 0)], True), ([(9, 0), (8, 6)], False)])
+def test_a_long_product_is_made_in_float64_at_once_on_gpus_that_are_fast_at_it(monkeypatch, capabilities, alone):
+    """A loop of 60 small products takes an H200 forty times as long as one; most GPUs have few units for float64."""
+    monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: list(capabilities) if kind == "GPU" else [])
+    monkeypatch.setattr(tf.config.experimental, "get_device_details", lambda gpu: {"compute_capability": gpu})
+    number = lambda terms, depth: int(float_sums.Way.of(tf.constant(terms), tf.constant(depth), tf.float32).number)  # noqa: E731
+    in_pieces, in_float64 = len(float_sums._LAID_OUT), len(float_sums._LAID_OUT) + 1
+    assert number(16_384, 60.0) == (in_float64 if alone else in_pieces)
+    assert number(2048, 200.0) == float_sums._LAID_OUT.index(12) and number(4096, 3.0) == in_float64
 
 
 def test_pieces_are_added_up_in_float64():

@@ -19,7 +19,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp_rec.core.ground.keras_internals import keep_conditional
+from tfdp_rec.core.ground.keras_internals import keep_conditional, plain_calls
 
 
 def choose(condition: tf.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
@@ -33,8 +33,13 @@ def choose_from(branches: Sequence[Callable[[], Any]], number: tf.Tensor) -> Any
 
 
 def called(branch: Callable[[], Any]) -> Callable[[], Any]:
-    """A branch as the call of a function."""
-    return lambda: tf.function(branch, autograph=False)()
+    """A branch as the call of a function, which has no options of the graph optimizer (`shared_graphs.py`)."""
+
+    def call() -> Any:
+        with plain_calls():
+            return tf.function(branch, autograph=False)()
+
+    return call
 
 
 def _keep_whole(results: Any) -> Any:

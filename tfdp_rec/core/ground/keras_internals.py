@@ -271,6 +271,22 @@ def is_compiled_with_xla() -> bool:
     )
 
 
+@contextlib.contextmanager
+def plain_calls() -> Iterator[None]:
+    """A block in which functions are called, and calls built, without the options of TensorFlow's graph optimizer."""
+    # A call keeps the options of the thread that built it. Those may be of long ago: a thread looks them up once.
+    from tensorflow.python.eager import context
+
+    here = context.context()
+    before = here.function_call_options
+    plain = tf.compat.v1.ConfigProto(allow_soft_placement=True)
+    here.function_call_options = context.FunctionCallOptions(config_proto=plain)
+    try:
+        yield
+    finally:
+        here.function_call_options = before
+
+
 def is_deterministic() -> bool:
     """Whether `tf.config.experimental.enable_op_determinism` was called."""
     from tensorflow.python.framework import config

@@ -1,4 +1,8 @@
-"""Graphs that all models of a process use, so that they are traced and compiled once."""
+"""Graphs that all models of a process use, so that they are traced and compiled once.
+
+Their calls have no options of the graph optimizer, which might be another thread's, or those of long ago: where a call
+stays one, in a branch, a product of fewer bits would not be seen by the canaries of the step around it.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,8 @@ from collections.abc import Callable
 from typing import Any
 
 import tensorflow as tf
+
+from tfdp_rec.core.ground.keras_internals import plain_calls
 
 _made: list[SharedGraph] = []
 
@@ -20,7 +26,8 @@ class SharedGraph:
         _made.append(self)
 
     def __call__(self, *tensors: Any) -> Any:
-        return self._graph(*tensors)
+        with plain_calls():
+            return self._graph(*tensors)
 
     @staticmethod
     def trace_all_anew() -> None:

@@ -24,6 +24,7 @@ from tfdp_rec.core.ground.withheld_rows import find_withheld, rows_of
 from tfdp_rec.core.mechanism.rules import Recursion, Rows, Scalar, TableRule
 
 CHUNK_VALUES = 1 << 20  # values handled at once when a whole table is swept: 4 MiB of float32, which stay in cache
+_GPU_CHUNK_VALUES = 1 << 24  # on a GPU, which would wait for the start of many small operations
 
 Operations = list[tf.Operation]
 """Writes to wait for; eagerly there is nothing to wait for, and the list is empty."""
@@ -100,7 +101,8 @@ class Table:
 
     def sweep(self, act: Callable[[tf.Tensor], Any]) -> None:
         """Calls `act` with the ids of the table, a bounded chunk at a time, one chunk after the other."""
-        chunk = max(1, min(self.rows, CHUNK_VALUES // max(self.width, 1)))
+        at_once = _GPU_CHUNK_VALUES if tf.config.list_physical_devices("GPU") else CHUNK_VALUES
+        chunk = max(1, min(self.rows, at_once // max(self.width, 1)))
 
         def body(start: tf.Tensor) -> tuple[tf.Tensor]:
             act(tf.range(start, tf.minimum(start + chunk, self.rows), dtype=tf.int64))

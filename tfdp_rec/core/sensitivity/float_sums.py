@@ -63,7 +63,8 @@ class Way(NamedTuple):
         # one more is for the additions in float64, fewer than 2²⁹: not of terms that are float64 themselves.
         with tf.device(HOST):
             size = tf.cast(tf.minimum(tf.floor(depth), 2.0**30), tf.int32) - _AT_ONCE - 1
-            cut = (depth >= float(_LEAST + _AT_ONCE + 1)) & (dtype != tf.float64)  # not for a depth that is no number
+            # Not for a depth that is no number; nor where a loop of small products takes longer than one in float64.
+            cut = (depth >= float(_LEAST + _AT_ONCE + 1)) & (dtype != tf.float64 and not _is_float64_fast())
             possible = [short_enough(tf.constant(_LAID_OUT), terms, depth), cut[None], tf.constant([True])]
             return cls(tf.argmax(tf.concat(possible, axis=0), output_type=tf.int32), size)
 
@@ -93,6 +94,16 @@ class Depth:
         parts = first_order / (1 + unit(dtype) * first_order) - 3
         whole = np.sqrt(3) * (roundings / tf.cast(tf.maximum(examples, 1), reach.dtype) - 3)
         return cls.of(tf.maximum(whole, parts), parts, examples, dtype)
+
+
+def _is_float64_fast() -> bool:
+    """Whether there are GPUs, and all of a kind that makes at least half as many float64 products as float32 ones."""
+    gpus = map(tf.config.experimental.get_device_details, tf.config.list_physical_devices("GPU"))
+    kinds = [details.get("compute_capability") for details in gpus]
+    return bool(kinds) and all(kind in _FAST_FLOAT64 for kind in kinds)
+
+
+_FAST_FLOAT64 = ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0))  # P100, V100, A100, H100 and H200, B200
 
 
 def piece(terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:

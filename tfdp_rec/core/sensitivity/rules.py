@@ -100,7 +100,7 @@ class Hooks:
 
     watch: Callable[[tf.Tensor], tf.Tensor]
     before_read: Callable[[keras.Variable, tf.Tensor], None]
-    require: Callable[[tf.Tensor, str], None]
+    require: Callable[[tf.Tensor, str], Any] = require
 
 
 class Recorded:
