@@ -12,6 +12,8 @@ With the code as it is the bound stays below the claim; with the repair taken ou
 has teeth.
 """
 
+import functools
+
 import dp_accounting
 import keras
 import numpy as np
@@ -130,16 +132,18 @@ def test_it_is_above_the_claim_when_the_repair_is_taken_out(kind, make, monkeypa
         norm = tf.sqrt(tf.reduce_sum(tf.square(formed), axis=[1, 2]))
         return engine.Measured(norm, norm, {path: norm.dtype})
 
-    def rows(ids, values, weights, depth):
+    def rows(several, depth):
+        ((ids, values, weights),) = several
         distinct, place = tf.unique(ids)
-        return distinct, tf.math.unsorted_segment_sum(weights[:, None] * values, place, tf.size(distinct))
+        return [(distinct, tf.math.unsorted_segment_sum(weights[:, None] * values, place, tf.size(distinct)))]
 
-    def products(x, g, depth):
+    def products(x, g, way):
         """xᵀ g for rows of x that are unit vectors, one term after another, whatever the threads do."""
         return tf.math.unsorted_segment_sum(g, tf.argmax(x, axis=1), tf.shape(x)[1])
 
     monkeypatch.setattr(engine, "measure", norms)
-    monkeypatch.setattr(factors.Rows, "sums", property(lambda self: self.g))
+    monkeypatch.setattr(factors.Rows, "sums", functools.cached_property(lambda self: self.g))
+    factors.Rows.sums.__set_name__(factors.Rows, "sums")
     monkeypatch.setattr(float_sums, "rows", rows)
     monkeypatch.setattr(float_sums, "products", products)
     values, event = values_after_a_step(kind, make)

@@ -86,8 +86,8 @@ _CHAIN = 6
 
 
 def _shortened(series: Sequence[Fraction], reach: Fraction, terms: int) -> list[float]:
-    """A power series cut to some terms, so that its largest error on (-reach, reach) is least (Lanczos)."""
-    # The highest power is exchanged for lower ones by Chebyshev's polynomial of its degree, over and over.
+    """A power series cut to some terms, whose largest error on (-reach, reach) is about the least for so many."""
+    # The highest power is exchanged for lower ones by Chebyshev's polynomial of its degree, over and over (Lanczos).
     left = [c * reach**power for power, c in enumerate(series)]
     chebyshev = [[1], [0, 1]]
     while len(chebyshev) < len(left):

@@ -8,8 +8,7 @@ in one fused loop that XLA compiles; nothing but the result goes to memory. XLA 
 length, so lengths are rounded up to a few (eight for each power of two, multiples of 16,384 below) and the
 surplus is dropped: at most an eighth of the work for long calls.
 
-Measured on 2 cores of an AMD EPYC (AVX-512), 6.8 million Gaussians [53,248 x 128], median ms: this 9 to 12 in vectors
-of 512 bits, in float64; in float32 Box-Muller written with TensorFlow's operations 25, tf.random.Generator.normal 35.
+What it costs is in docs/privacy-noise.md.
 """
 
 from __future__ import annotations
