@@ -61,7 +61,9 @@ def _join(sentence: Sequence[Any]) -> Any:
         return one if isinstance(one, str) or one.dtype == tf.string else tf.strings.as_string(one)
 
     parts = [part(one) for one in sentence]
-    return "".join(parts) if all(isinstance(one, str) for one in parts) else tf.strings.join(parts)
+    if all(isinstance(one, str) for one in parts):
+        return "".join(parts)
+    return parts[0] if len(parts) == 1 else tf.strings.join(parts)
 
 
 def depend_on(value: tf.Tensor, checks: Iterable[tf.Operation]) -> tf.Tensor:
