@@ -159,3 +159,20 @@ def test_one_check_of_all_ids_names_the_layer_whose_ids_are_outside(place, wrong
     ids[2, place] = wrong
     with pytest.raises(REFUSED, match=f"'{tables[place].name}' was given ids outside its table of 5 rows"):
         tfdp_rec.clipping.clipped_sum(model, batch, 1.0)
+
+
+def test_no_gradient_is_had_without_the_check_of_ids():
+    model = Scored([keras.layers.Embedding(5, 2)], lambda p, b: p[0](b["ids"]))
+    batch = {"ids": np.array([[1], [2]]), "weight": np.ones([2], "float32")}
+    model.per_example_loss({k: tf.constant(v) for k, v in batch.items()})
+    specs = {k: tf.TensorSpec([None, *v.shape[1:]], v.dtype) for k, v in batch.items()}
+    # Not a tf.function, which orders operations that may write, and with them the checks.
+    graph = tf.compat.v1.wrap_function(lambda b: tfdp_rec.clipping.clipped_sum(model, b, 1.0).norms, [specs]).graph
+    seen, left = set(), [graph.outputs[0].op]
+    while left:
+        operation = left.pop()
+        if operation not in seen:
+            seen.add(operation)
+            left += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
+    constants = [tf.make_ndarray(each.get_attr("value")) for each in seen if each.type == "Const"]
+    assert any("outside its table" in str(each) for each in constants)

@@ -17,7 +17,7 @@ from tensorflow.python.framework import config
 
 import tfdp_rec
 from tfdp_rec.core.ground import keras_internals
-from tfdp_rec.core.ground.branches import called, choose, choose_from
+from tfdp_rec.core.ground.branches import choose, choose_from, wrap_in_call
 
 PACKAGE = Path(tfdp_rec.__file__).parent
 UNPROMISED_MODULES = ("keras.src", "tensorflow.python", "tensorflow.compiler")
@@ -307,7 +307,7 @@ def test_a_plain_call_has_no_options_of_the_graph_optimizer():
             return tf.function(inner, autograph=False)(x)
 
     def branch(x):
-        return choose(x > 0, called(lambda: 2 * x), lambda: x)
+        return choose(x > 0, wrap_in_call(lambda: 2 * x), lambda: x)
 
     tf.config.optimizer.set_experimental_options({"auto_mixed_precision_onednn_bfloat16": True})
     try:

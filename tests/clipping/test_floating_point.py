@@ -336,7 +336,7 @@ def test_a_piece_leaves_room_for_the_roundings_after_it(monkeypatch, depth, long
         return multiply(x, g, **options)
 
     monkeypatch.setattr(tf, "matmul", spied)
-    monkeypatch.setattr(float_sums, "called", lambda branch: branch)
+    monkeypatch.setattr(float_sums, "wrap_in_call", lambda branch: branch)
     product(np.ones([4096, 2], "f"), np.ones([4096, 1], "f"), depth, lambda x, g, way: own(x, g, *way))
     assert max(lengths) == longest == int(depth) - 5 and sum(lengths) == 4096
 

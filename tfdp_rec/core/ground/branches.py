@@ -9,7 +9,7 @@ Where the processor is the only device nothing is gained by that. So a branch st
 when it first runs: a step of a small model has half the operations. With a GPU, or servers, TensorFlow's way remains.
 
 Of a branch that stays a function TensorFlow takes each operation as it stands. oneDNN's products, which it finds for
-functions that are called, are a tenth faster: large products are a function within the branch (`called`).
+functions that are called, are a tenth faster: large products are a function within the branch (`wrap_in_call`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def choose_from(branches: Sequence[Callable[[], Any]], number: tf.Tensor) -> Any
     return _keep_whole(tf.switch_case(number, list(branches)))
 
 
-def called(branch: Callable[[], Any]) -> Callable[[], Any]:
+def wrap_in_call(branch: Callable[[], Any]) -> Callable[[], Any]:
     """A branch as the call of a function, which has no options of the graph optimizer (`shared_graphs.py`)."""
 
     def call() -> Any:

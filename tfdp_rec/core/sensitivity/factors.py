@@ -208,7 +208,7 @@ class Factor(abc.ABC):
 
     @property
     def unweighed(self) -> str:
-        """The attribute of the numbers that a weighted sum multiplies by what was weighed, and not by weights."""
+        """Name of the attribute whose numbers a weighted sum takes as they are: weights go into the other factor."""
         return ""
 
     @abc.abstractmethod

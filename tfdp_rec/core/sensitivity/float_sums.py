@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.core.ground.branches import called, choose, choose_from
+from tfdp_rec.core.ground.branches import choose, choose_from, wrap_in_call
 from tfdp_rec.core.ground.graph_checks import HOST
 from tfdp_rec.core.ground.keras_internals import is_deterministic
 from tfdp_rec.core.ground.shared_graphs import SharedGraph
@@ -71,7 +71,7 @@ class Way(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Depth:
-    """The number of additions that a term may go through, in a sum over `examples` of a type."""
+    """The number of additions that a term may go through in a sum over the examples, and how sums are cut for it."""
 
     # Ways to cut are found once for all variables: each is some twenty operations on single numbers.
 
@@ -167,7 +167,7 @@ def _products(x: tf.Tensor, g: tf.Tensor, way: tf.Tensor, size: tf.Tensor) -> tf
         return tf.cast(wide, x.dtype)
 
     ways = [*map(lay_out, _LAID_OUT), add_in_pieces, add_in_float64]
-    return choose_from([called(each) for each in ways], way)
+    return choose_from([wrap_in_call(each) for each in ways], way)
 
 
 @trace_once
@@ -184,7 +184,7 @@ def examples(values: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
     def add_in_float64() -> tf.Tensor:
         return tf.cast(tf.reduce_sum(tf.cast(values, tf.float64), axis=0), values.dtype)
 
-    return choose(size > 0, called(add_in_pieces), add_in_float64)
+    return choose(size > 0, wrap_in_call(add_in_pieces), add_in_float64)
 
 
 class Terms(NamedTuple):

@@ -10,7 +10,7 @@ y = 1 - w in the upper, y = 2^e (1 + f), 2/3 ≤ 1 + f < 4/3,
 
   ln U = e ln 2 + ln(1 + f),   ln(1 + f) = f (1 - f/2 + f^2/3 - ...),   f = -w exactly where e = 0.
 
-Its series is shortened to the degree that a float64 needs (`_shortened`). The radius ends at 9.5, which is
+Its series is shortened to the degree that a float64 needs (`_shorten`). The radius ends at 9.5, which is
 √(2 * 65 ln 2).
 
 Angle. One eighth of a turn to either side of the first axis is x in (-π/4, π/4), where the series are short; one
@@ -85,7 +85,7 @@ def _polynomial(x: tf.Tensor, coefficients: Sequence[float]) -> tf.Tensor:
 _CHAIN = 6
 
 
-def _shortened(series: Sequence[Fraction], reach: Fraction, terms: int) -> list[float]:
+def _shorten(series: Sequence[Fraction], reach: Fraction, terms: int) -> list[float]:
     """A power series cut to some terms, whose largest error on (-reach, reach) is about the least for so many."""
     # The highest power is exchanged for lower ones by Chebyshev's polynomial of its degree, over and over (Lanczos).
     left = [c * reach**power for power, c in enumerate(series)]
@@ -99,15 +99,15 @@ def _shortened(series: Sequence[Fraction], reach: Fraction, terms: int) -> list[
     return [float(c / reach**power) for power, c in enumerate(left)]
 
 
-def _circular(first: int, terms: int) -> list[float]:
+def _shorten_circular(first: int, terms: int) -> list[float]:
     """cos(x) (`first` = 0) or sin(x) / x (1) in powers of x^2, an eighth of a turn to either side."""
     series = [Fraction((-1) ** (k // 2) * (k % 2 == 0), math.factorial(k + first)) for k in range(30)]
-    return _shortened(series, Fraction(math.pi / 4), 2 * terms - 1)[::2]
+    return _shorten(series, Fraction(math.pi / 4), 2 * terms - 1)[::2]
 
 
 # ln(1 + f) / f in powers of f. So many terms that what is cut off is about a float64's rounding.
-_LOG = _shortened([Fraction((-1) ** k, k + 1) for k in range(48)], Fraction(1, 3), 21)
-_SINE, _COSINE = _circular(1, 7), _circular(0, 8)
+_LOG = _shorten([Fraction((-1) ** k, k + 1) for k in range(48)], Fraction(1, 3), 21)
+_SINE, _COSINE = _shorten_circular(1, 7), _shorten_circular(0, 8)
 
 
 def _word(value: int) -> tf.Tensor:
