@@ -1,5 +1,6 @@
 """What a new user types wrongly in the first hour, and what is said: the line to write instead."""
 
+import copy
 import math
 import re
 import warnings
@@ -7,6 +8,8 @@ import warnings
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
+import tensorflow_recommenders as tfrs
 from keras import layers
 
 import tfdp_rec
@@ -53,7 +56,259 @@ def test_names_of_no_likeness_and_private_ones_are_left_alone():
             getattr(tfdp_rec, name)
 
 
+# Models, loops and strategies that are not private.
+
+REPLICAS = "Each replica of a MirroredStrategy would clip and add noise separately: make, compile and fit .* outside"
+TAKEN = "is taken by a private step, and no private step took this one"
+
+
+def functional(kind=keras.Model):
+    inputs = keras.Input([], dtype="int32", name="item")
+    return kind(inputs, layers.Dense(1)(layers.Embedding(ITEMS, 4)(inputs)))
+
+
+def plan():
+    sampling = tfdp_rec.data.PoissonSampling(num_units=ROWS, expected_batch_size=100)
+    return tfdp_rec.PrivatePlan(sampling=sampling, epsilon=3.0, delta=1e-4, steps=4, accountant="rdp")
+
+
+def batches(planned):
+    return planned.batches(lambda rows: (IDS[rows], Y[rows]))
+
+
+class OwnStep(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.table, self.top = layers.Embedding(ITEMS, 4), layers.Dense(1)
+
+    def call(self, x):
+        return self.top(self.table(x))
+
+    def train_step(self, data):
+        x, y = data
+        return {"loss": keras.losses.mean_squared_error(y, self(x))}
+
+
+class OwnLoss(tfrs.Model):
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(ITEMS, 1)
+
+    def compute_loss(self, inputs, training=False):
+        return tf.reduce_mean(tf.square(self.table(inputs["x"]) - inputs["y"]))
+
+
+@pytest.mark.parametrize("make", [functional, OwnStep, OwnLoss])
+def test_a_model_without_a_private_step_is_told_which_class_has_one(make):
+    """It was told that its layers got three tensors for one, or that a tuple has no dtype."""
+    planned, model = plan(), make()
+    model.compile(tfdp_rec.LazyDPSGD(1.0, plan=planned), "mse")
+    with pytest.raises(tfdp_rec.NotPrivate, match=f"{TAKEN}.*tfdp_rec.PrivateModel.*without a train_step of its own"):
+        model.fit(batches(planned), steps_per_epoch=4, verbose=0, shuffle=False)
+
+
+@pytest.mark.parametrize(
+    "take",
+    [
+        lambda drawn: [functional()(x) for x, y in [drawn]],
+        lambda drawn: drawn[0],
+        lambda drawn: drawn["x"],
+        lambda drawn: drawn.draw[:, None],
+        lambda drawn: tf.reduce_mean(tf.zeros([100]) - drawn.draw),
+        lambda drawn: keras.losses.mean_squared_error(drawn.draw, tf.zeros([100, 1])),
+    ],
+)
+def test_a_loop_of_ones_own_is_told_what_a_drawn_batch_is(take):
+    drawn = next(iter(batches(plan())))
+    with pytest.raises(tfdp_rec.NotPrivate, match=f"{TAKEN}.*clipped_sum"):
+        take(drawn)
+    assert len(str(drawn)) < 120 and ".batch" in repr(drawn)
+    with pytest.raises(ValueError, match="its rows are in .batch"):
+        functional()(drawn)
+
+
+def mirrored():
+    return tf.distribute.MirroredStrategy(["CPU:0"]).scope()
+
+
+def compiled_within():
+    with mirrored():
+        model = functional(tfdp_rec.PrivateModel)
+        model.compile(tfdp_rec.LazyDPSGD(1.0, plan=plan()), "mse")
+
+
+def made_private_of_one_within():
+    with mirrored():
+        model = sequential()
+    tfdp_rec.make_private(model, (IDS, Y), **SETTINGS)
+
+
+def made_private_within():
+    with mirrored():
+        tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS)
+
+
+def fitted_within():
+    private = tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS)
+    with mirrored():
+        private.fit(verbose=0)
+
+
+def run_by_it():
+    private = tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS)
+    tf.distribute.MirroredStrategy(["CPU:0"]).run(private.model.train_step, args=(next(iter(private.batches)),))
+
+
+@pytest.mark.parametrize(
+    "ways", [compiled_within, made_private_of_one_within, made_private_within, fitted_within, run_by_it]
+)
+def test_every_way_to_train_on_replicas_gets_one_sentence(ways):
+    """They ended in: int() argument must be a string …, not 'MirroredVariable'; in an AssertionError; or nowhere."""
+    with pytest.raises(tfdp_rec.NotPrivate, match=REPLICAS):
+        ways()
+
+
 # Arguments.
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"epsilon": "8"}, "epsilon must be a number, got '8'"),
+        ({"delta": "1e-5"}, "delta must be a number, got '1e-5'"),
+        ({"batch_size": "100"}, "expected_batch_size must be a number, got '100'"),
+        ({"l2_norm_clip": None}, "l2_norm_clip must be a number, got None"),
+        ({"momentum": "0.9"}, "momentum must be a number"),
+        ({"unit": "user"}, "unit='user' is no column: give unit= the user id of each row, an array of 400 ids"),
+        ({"mechanism": "LazyDP"}, "mechanism must be one of DPSGD, LazyDPSGD"),
+    ],
+)
+def test_settings_that_are_no_numbers_or_columns_are_named(options, says):
+    with pytest.raises((TypeError, ValueError), match=says):
+        tfdp_rec.make_private(sequential(), (IDS, Y), **{**SETTINGS, **options})
+
+
+@pytest.mark.parametrize("mechanism", ["lazydpsgd", tfdp_rec.DPSGD])
+def test_a_mechanism_is_taken_by_its_class_and_in_any_case(mechanism):
+    made = tfdp_rec.make_private(sequential(), (IDS, Y), mechanism=mechanism, **SETTINGS)
+    assert type(made.model.optimizer) is (tfdp_rec.LazyDPSGD if isinstance(mechanism, str) else tfdp_rec.DPSGD)
+
+
+def test_what_is_no_model_is_said_to_be_none():
+    with pytest.raises(TypeError, match="takes a Keras model, got a str"):
+        tfdp_rec.make_private("model", (IDS, Y), **SETTINGS)
+
+
+def test_targets_that_are_text_are_told_what_numbers_them():
+    with pytest.raises(ValueError, match=r"y holds text.*labels == 'yes'"):
+        tfdp_rec.make_private(sequential(), (IDS, np.where(Y > 0.5, "yes", "no")), **SETTINGS)
+
+
+def test_an_epsilon_that_protects_nothing_is_warned_of():
+    with pytest.warns(UserWarning, match=r"epsilon = 100 protects next to nothing: .* e\^100 times as likely"):
+        tfdp_rec.make_private(sequential(), (IDS, Y), **{**SETTINGS, "epsilon": 100.0})
+
+
+def by_name(name):
+    inputs = keras.Input([], dtype="int32", name=name)
+    model = keras.Model(inputs, layers.Dense(1)(layers.Embedding(ROWS, 4)(inputs)))
+    model.compile("adam", "mse")
+    return model
+
+
+def test_users_with_several_rows_are_spoken_of_unless_rows_are_meant():
+    with pytest.warns(UserWarning, match=r"'user_id' holds users, who have several rows: unit= .*; unit=\"row\""):
+        tfdp_rec.make_private(by_name("user_id"), (IDS, Y), **SETTINGS)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        tfdp_rec.make_private(by_name("user_id"), (IDS, Y), unit="row", **SETTINGS)
+        tfdp_rec.make_private(by_name("user_id"), (np.arange(ROWS), Y), **SETTINGS)
+        tfdp_rec.make_private(by_name("item_id"), (IDS, Y), **SETTINGS)
+        made = tfdp_rec.make_private(by_name("user_id"), (IDS, Y), unit=IDS, **{**SETTINGS, "batch_size": 10})
+    assert "each of 30 users" in repr(made)
+
+
+class Frame:
+    """As far as it is asked, a table of pandas or Polars."""
+
+    def __init__(self, **columns):
+        self._of, self.columns = columns, list(columns)
+
+    def __getitem__(self, name):
+        return self._of[name]
+
+    def __array__(self, dtype=None, copy=None):
+        return np.stack(list(self._of.values()), axis=1)
+
+
+def test_a_table_gives_its_columns_to_the_inputs_of_their_names():
+    frame = Frame(other=np.zeros(ROWS), item=IDS)
+    model = functional()
+    model.compile("adam", "mse")
+    private = tfdp_rec.make_private(model, (frame, Frame(y=Y[:, 0])), **SETTINGS)
+    x, y = private.batches.element_spec.batch
+    assert list(x) == ["item"] and y.shape[1:] == 1
+    assert np.isfinite(private.fit(verbose=0).history["loss"][0])
+    with pytest.raises(ValueError, match="inputs of the names item, and the Frame has the columns sku, day: name"):
+        tfdp_rec.make_private(model, (Frame(sku=IDS, day=IDS), Y), **SETTINGS)
+
+
+# What make_private returns.
+
+
+def test_what_make_private_returns_is_used_like_its_model(tmp_path):
+    private = tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS)
+    assert private.epsilon == 0 and re.fullmatch(
+        r"<PrivateFit of '\w+': LazyDPSGD, epsilon 3 and delta 0.0001 for each of 400 rows, 4 steps of 100, noise "
+        r"multiplier [\d.]+>",
+        repr(private),
+    )
+    with pytest.warns(UserWarning, match="epochs=2, and make_private planned 1: training ends with the budget"):
+        private.fit(verbose=0, epochs=2)
+    assert private.predict(IDS, verbose=0).shape == (ROWS, 1) and private.evaluate(IDS, Y, verbose=0) > 0
+    assert 0 < private.epsilon <= 3 and private.history.history["epsilon"][-1] == private.epsilon
+    private.summary(print_fn=lambda *_: None)
+    private.save(tmp_path / "model.keras")
+    private.export(tmp_path / "servable", verbose=False)
+    with pytest.raises(AttributeError, match="sumary"):
+        private.sumary()
+    assert copy.copy(private).model is private.model
+
+
+@pytest.mark.parametrize("rows", [(IDS, Y), (IDS[:50], Y[:50]), (IDS.copy(), Y.copy())])
+def test_a_stop_by_training_rows_that_are_called_validation_data_is_refused(rows):
+    private = tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS)
+    with pytest.raises(tfdp_rec.NotPrivate, match="EarlyStopping would act on validation_data that are rows of"):
+        private.fit(verbose=0, validation_data=rows, callbacks=keras.callbacks.EarlyStopping("val_loss"))
+    assert private.epsilon == 0
+
+
+def test_all_refusals_are_listed_by_validate_and_by_make_private():
+    inputs = keras.Input([6])
+    x = layers.BatchNormalization(name="first")(layers.Dense(4)(inputs))
+    x = layers.BatchNormalization(name="second")(layers.SpectralNormalization(layers.Dense(4), name="third")(x))
+    x = layers.Lambda(lambda h: h - tf.reduce_mean(h, axis=0), name="fourth")(x)
+    x = layers.Lambda(lambda h: h * tf.cast(tf.shape(h)[0], tf.float32), name="fifth")(x)
+    model = keras.Model(inputs, layers.Dense(1)(x))
+    model.compile("adam", "mse")
+    data = np.ones([ROWS, 6], "float32"), Y
+    report = tfdp_rec.validate(model, data)
+    with pytest.raises(tfdp_rec.NotPrivate, match="cannot be trained privately, for 5 reasons") as refused:
+        tfdp_rec.make_private(model, data, **SETTINGS)
+    assert len(report.refusals) == 5 and all(each in str(refused.value) for each in report.refusals)
+    assert all(name in str(refused.value) for name in ("'first'", "'second'", "'third'", "Mean", "Mul"))
+
+
+def test_training_that_came_before_is_in_the_statement():
+    model = sequential()
+    model.fit(IDS, Y, verbose=0)
+    with pytest.warns(UserWarning, match="13 steps of Adam"):
+        private = tfdp_rec.make_private(model, (IDS, Y), **SETTINGS)
+    private.fit(verbose=0)
+    assert "none, since 13 steps of Adam before or after private training" in " ".join(private.statement().split())
+
+
+# Options of other calls.
 
 
 @pytest.mark.parametrize(

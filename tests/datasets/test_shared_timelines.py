@@ -34,7 +34,7 @@ def test_labels_and_contexts_are_those_of_one_machine(timelines, tmp_path):
 def test_batches_hold_movies_of_their_users_and_distinct_negatives(timelines, tmp_path):
     shared = SharedTimelines(NextItemExamples(timelines, np.arange(5), negatives=150), tmp_path)
     labels = set()
-    for batch, _ in shared.batches(PoissonSampling(5, 3)).take(60):
+    for batch in (drawn.batch for drawn in shared.batches(PoissonSampling(5, 3)).take(60)):
         labels |= set(batch["label"].numpy().tolist())
         negatives = batch["negatives"].numpy()
         assert len(np.unique(negatives)) == 150 and negatives.min() >= 1 and negatives.max() <= 200
@@ -50,7 +50,7 @@ def test_every_place_but_the_first_is_a_label_equally_often(tmp_path):
     user = int(np.argmax(timelines.lengths))
     shared = SharedTimelines(NextItemExamples(timelines, [user], history=200, negatives=0), tmp_path)
     places = [
-        int(tf.math.count_nonzero(batch["context"])) for batch, _ in shared.batches(PoissonSampling(1, 1)).take(1000)
+        int(tf.math.count_nonzero(drawn.batch["context"])) for drawn in shared.batches(PoissonSampling(1, 1)).take(1000)
     ]
     counts = np.bincount(places, minlength=timelines.lengths[user])
     assert counts[0] == 0 and len(counts) == timelines.lengths[user]

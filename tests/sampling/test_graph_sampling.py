@@ -82,14 +82,15 @@ def test_a_billion_units_cost_no_more_than_the_batch():
 def test_graph_batches_fetch_in_the_graph_and_never_repeat():
     sampling = PoissonSampling(1000, 30)
     batches = iter(sampling.graph_batches(lambda units: {"unit": units, "twice": 2 * units}))
-    (first, draw), (second, next_draw) = next(batches), next(batches)
+    one, two = next(batches), next(batches)
+    first, draw, second, next_draw = one.batch, one.draw, two.batch, two.draw
     assert int(draw.size) == len(first["unit"]) and draw.sampling == sampling.name
     assert (int(draw.number), int(next_draw.number)) == (0, 1) and draw.iteration == next_draw.iteration
     assert sampling.graph_streams == 1
     assert np.array_equal(first["twice"], 2 * first["unit"]) and not np.array_equal(first["unit"], second["unit"])
-    again, other = next(iter(sampling.graph_batches(lambda units: {"unit": units})))
-    assert draw.iteration != other.iteration
-    assert not np.array_equal(first["unit"], again["unit"])
+    again = next(iter(sampling.graph_batches(lambda units: {"unit": units})))
+    assert draw.iteration != again.draw.iteration
+    assert not np.array_equal(first["unit"], again.batch["unit"])
 
 
 def test_a_sampling_is_fixed_once_it_has_batches_in_a_graph():

@@ -86,7 +86,7 @@ def negatives():
 def test_the_dataset_has_open_batch_dimensions_and_yields_empty_batches():
     sampling = PoissonSampling(20, 1, unit="user")
     dataset = sampling.batches(fetch, seed=0, shared=negatives)
-    features, draw = dataset.element_spec
+    features, draw = dataset.element_spec.batch, dataset.element_spec.draw
     assert features["context"] == tf.TensorSpec([None, 3], tf.int32)
     assert features["label"] == tf.TensorSpec([None], tf.int64)
     assert features["negatives"] == tf.TensorSpec([4], tf.float32)

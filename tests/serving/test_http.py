@@ -123,7 +123,7 @@ def test_the_same_path_takes_a_version(server):
         ({"instances": []}, "at least one row"),
         ({"instances": "item 1"}, "must be a list"),
         ({"instances": [["item 1"], "item 2"]}, "history must be lists 2 deep, got 1 deep"),
-        ({"instances": ["item 1"]}, "history must be lists 2 deep, got 1 deep"),
+        ({"instances": ["item 1"]}, 'history must be lists 2 deep, got 1 deep: ["item 1"] in place of "item 1".'),
         ({"instances": [[7]]}, "history must hold texts, got 7"),
         ({"instances": [[None]]}, "history must hold texts, got null"),
         ({"instances": [["\ud800"]]}, "history must hold texts"),

@@ -54,6 +54,8 @@ AVERAGES = {
     "with sample weights": lambda y, p, w: keras.losses.MeanSquaredError()(y, p, sample_weight=w),
     "a mean of all": lambda y, p, w: tf.reduce_mean(tf.square(y - p)),
     "a mean of means": lambda y, p, w: tf.reduce_mean(tf.reduce_mean(tf.square(y - p), axis=-1)),
+    "a mean of a mean over examples": lambda y, p, w: tf.reduce_mean(tf.reduce_mean(tf.square(y - p), axis=0)),
+    "a sum of a mean of all": lambda y, p, w: tf.reduce_sum(tf.reduce_mean(tf.square(y - p), [0, 1], keepdims=True)),
     "of keras.ops": lambda y, p, w: keras.ops.mean(keras.ops.sum(keras.ops.abs(y - p), axis=1)),
     "several terms": lambda y, p, w: sum([tf.reduce_mean(tf.abs(y - p)), 2.0 * tf.reduce_mean(tf.square(p)[:, 0])]),
     "a difference": lambda y, p, w: tf.reduce_mean(tf.square(p)) - tf.reduce_mean(y * p),
@@ -65,6 +67,7 @@ AVERAGES = {
 }
 SUMS = {
     "a sum": lambda y, p, w: tf.reduce_sum(tf.square(y - p)),
+    "a mean of a sum over examples": lambda y, p, w: tf.reduce_mean(tf.reduce_sum(tf.square(y - p), axis=-2)),
     "a Keras sum": lambda y, p, w: keras.losses.Huber(reduction="sum")(y, p),
 }
 

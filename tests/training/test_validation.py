@@ -168,8 +168,15 @@ def test_a_compute_loss_that_is_no_mean_is_told_of_beside_layers():
 def test_a_model_of_keras_alone_is_looked_at_too():
     model = keras.Sequential([keras.Input([3]), layers.BatchNormalization(name="bn"), layers.Dense(1)])
     report = tfdp_rec.validate(model, (X, Y))
-    assert "tfdp_rec.PrivateTraining" in report.refusals[0] and "'bn'" in report.refusals[1]
+    assert "give compile(loss=...)" in report.refusals[0] and "'bn'" in report.refusals[1]
     assert "validate again" in str(report)
+    model.compile("adam", "mse")
+    assert [*map(str, tfdp_rec.validate(model, (X, Y)).refusals)] == [report.refusals[1]]
+
+    class Own(keras.Model):
+        pass
+
+    assert "class Own(tfdp_rec.PrivateTraining, keras.Model)" in tfdp_rec.validate(Own(), (X, Y)).refusals[0]
 
 
 @pytest.mark.parametrize("ids", [tf.ragged.constant([[1], [2, 3]]), tf.sparse.from_dense([[1, 0], [0, 2]])])

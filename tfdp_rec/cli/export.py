@@ -1,27 +1,28 @@
 """`tfdp-rec export`.
 
   tfdp-rec export runs/20260101-120000/release/released.npz servable --top-k 20
-  tfdp-rec export runs/20260101-120000/release/model.keras servable --top-k 20
+  tfdp-rec export runs/20260101-120000 servable --top-k 20
 
-Takes what a SpectralRecommender saved, or a .keras file of a released TwoTower: histories of raw ids in, the best
-items out. Ids and titles are those of the run, if its released.npz is there. A training checkpoint is refused: its
-weights may lack noise.
+Takes a run folder, or what a SpectralRecommender saved, or a .keras file of a released TwoTower: histories of raw ids
+in, the best items out. Ids and titles are those of the run, if its released.npz is there. A training checkpoint is
+refused: its weights may lack noise.
 """
 
 from __future__ import annotations
 
 import argparse
+import functools
 import os
 import pathlib
 from typing import Any
 
 from tfdp_rec.cli import quiet
-from tfdp_rec.job.run_folder import RELEASED
+from tfdp_rec.job.run_folder import MODEL, RELEASED, find
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `export`."""
-    parser.add_argument("model", metavar="MODEL", help="an .npz or a .keras file")
+    parser.add_argument("model", metavar="MODEL", help="a run folder, an .npz or a .keras file")
     parser.add_argument("folder", metavar="FOLDER", help="where to write the SavedModel; must not exist")
     parser.add_argument("--top-k", type=int, default=10, help="items an answer (default: %(default)s)")
 
@@ -29,8 +30,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Loads and exports."""
     path = pathlib.Path(args.model)
+    if path.is_dir():
+        path = next((each for each in map(functools.partial(find, path), (MODEL, RELEASED)) if each.is_file()), path)
     if not path.is_file() or path.suffix not in (".keras", ".npz"):
-        raise FileNotFoundError(f"{path} is not a .keras or .npz file of a released recommender.")
+        raise FileNotFoundError(f"{path} is no run with a released recommender, nor its .keras or .npz file.")
     if os.path.exists(args.folder):
         raise FileExistsError(f"{args.folder} exists already.")
     quiet.import_tensorflow()

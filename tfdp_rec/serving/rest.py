@@ -210,7 +210,12 @@ def _tensor(name: str, value: Any, spec: tf.TensorSpec) -> tf.Tensor:
     leaves = [value]
     for depth in range(spec.shape.rank):
         if not all(isinstance(each, list) for each in leaves):
-            raise BadRequest(f"{name} must be lists {spec.shape.rank} deep, got {depth} deep.")
+            bare = json.dumps(next(each for each in leaves if not isinstance(each, list)))[:80]
+            lacking = spec.shape.rank - depth
+            raise BadRequest(
+                f"{name} must be lists {spec.shape.rank} deep, got {depth} deep: {'[' * lacking}{bare}{']' * lacking} "
+                f"in place of {bare}."
+            )
         lengths = {len(each) for each in leaves} or {0}  # [] for no rows: JSON does not give the number of columns
         if len(lengths) > 1:
             raise BadRequest(

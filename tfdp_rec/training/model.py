@@ -38,11 +38,12 @@ from tfdp_rec.training.callback_checks import prepare_callbacks
 from tfdp_rec.training.growth import Kept, take_over
 from tfdp_rec.training.lookahead import TableReader, disable_autotune, lookahead
 from tfdp_rec.training.model_tables import ModelTables
-from tfdp_rec.training.ordinary_steps import count_ordinary_step, prepare_ordinary_steps
+from tfdp_rec.training.ordinary_steps import count_ordinary_step, note_earlier_steps, prepare_ordinary_steps
 from tfdp_rec.training.overridden_steps import predictions_read, read_step, refuse_own_step
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
 from tfdp_rec.training.private_step import PrivateStep, diagnostics, loss_for_logs
 from tfdp_rec.training.release_methods import ReleaseMethods, empty_metrics_at_end, release_outside_steps
+from tfdp_rec.training.trial_step import refusal_of_all
 
 _BEFORE_SHUFFLE = 2  # positional arguments of Keras' `fit` between callbacks and shuffle
 
@@ -104,6 +105,7 @@ class PrivateTraining(ReleaseMethods):
         if self.is_private:
             allow_steps(self.optimizer, False)  # also if it comes back
         if isinstance(optimizer, PrivateOptimizer):
+            note_earlier_steps(self, self.optimizer)
             optimizer.privacy_history.replace(self.privacy_history)
             self.privacy_history = optimizer.privacy_history
             self.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
@@ -351,7 +353,11 @@ class PrivateTraining(ReleaseMethods):
         if not self.is_private or (self.optimizer.built and self.private_tables.are_known):
             return None
         with tf.init_scope():
-            reader = self.private_tables.find(open_specs(examples_of(data), self.shared_inputs))
+            specs = open_specs(examples_of(data), self.shared_inputs)
+            try:
+                reader = self.private_tables.find(specs)
+            except NotPrivate as first:
+                raise refusal_of_all(self, specs, first) from first
             own_loss.refuse_nothing_to_train(self)
             self.private_tables.build_optimizer()
             return reader
@@ -360,6 +366,7 @@ class PrivateTraining(ReleaseMethods):
         # The optimizer keeps the variables it was built for, and adds noise to all of them: its `build` refuses others.
         if self.is_private:
             refuse_own_step(self, PrivateTraining)
+            refuse_replicas(tf.distribute.get_strategy())  # a fit may be within a scope that `compile` was not in
             engine.refuse_other_arithmetic()  # that was turned on since the step was traced
         if self.is_private and self.optimizer.built and self.private_tables.are_known:
             refuse_adapted(self)
@@ -477,8 +484,7 @@ def _functional(kind: type) -> type:
 def refuse_options(model: Any, options: dict[str, Any]) -> None:
     """Refuses options that a private optimizer cannot be compiled with."""
     refuse_adapted(model)
-    for strategy in (tf.distribute.get_strategy(), model.distribute_strategy):  # now, and when the model was made
-        refuse_replicas(strategy)
+    refuse_replicas(tf.distribute.get_strategy(), model.distribute_strategy)  # now, and when the model was made
     if options.get("jit_compile") is True:
         raise NotPrivate(
             "jit_compile=True is refused under a private optimizer: XLA compiles neither the removal of repeated ids "

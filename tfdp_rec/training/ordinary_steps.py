@@ -14,6 +14,7 @@ import keras
 
 from tfdp_rec.core.claim.entries import new_id
 from tfdp_rec.core.claim.meter import Meter, meters_of
+from tfdp_rec.core.mechanism.base import PrivateOptimizer
 
 
 def meters_on(model: Any) -> list[Meter]:
@@ -27,6 +28,13 @@ def count_ordinary_step(model: Any) -> None:
     ids = vars(model).setdefault("_ids_of_ordinary_steps", weakref.WeakKeyDictionary())
     for meter in meters_on(model):
         meter.count_ordinary(model.optimizer, ids.setdefault(model.optimizer, new_id()))
+
+
+def note_earlier_steps(model: Any, optimizer: Any) -> None:
+    """Adds steps that an ordinary optimizer made on a model's weights ahead of all private ones to its history."""
+    steps = 0 if optimizer is None or isinstance(optimizer, PrivateOptimizer) else int(optimizer.iterations)
+    if steps and not meters_on(model):  # else they were counted
+        model.open_history().add_ordinary(optimizer, steps)
 
 
 _COMPILE = "compile it with a mechanism of this package, such as tfdp_rec.LazyDPSGD, or call tfdp_rec.make_private"

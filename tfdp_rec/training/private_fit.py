@@ -21,8 +21,7 @@ import inspect
 import math
 import threading
 import warnings
-import weakref
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any, Never, Unpack
 
 import keras
@@ -34,8 +33,10 @@ from tfdp_rec import optimizers
 from tfdp_rec.core.claim.entries import Use
 from tfdp_rec.core.claim.events import GaussianDpEvent
 from tfdp_rec.core.claim.schemes import PoissonSampling
-from tfdp_rec.core.ground.keras_internals import compile_arguments, functional_class, layers_within
+from tfdp_rec.core.ground.keras_internals import functional_class, layers_within
+from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.arguments import Options
+from tfdp_rec.core.mechanism.checks import refuse_replicas
 from tfdp_rec.core.mechanism.noise_walk import first_dense_optimizer, first_rate
 from tfdp_rec.core.sensitivity.step_reading import StepReading
 from tfdp_rec.core.sensitivity.weights import Auto
@@ -43,20 +44,17 @@ from tfdp_rec.datasets.unit_ids import unit_numbers
 from tfdp_rec.mechanisms import MECHANISMS
 from tfdp_rec.sums.fixed_point import check_noise
 from tfdp_rec.sums.reliability import LABEL, Reliability, private_reliability
+from tfdp_rec.training.arrays import arrays_of, has_text, is_among, number_of_rows, rows_of_units, warn_of_users
 from tfdp_rec.training.callback_checks import list_callbacks
-from tfdp_rec.training.model import PrivateModel, PrivateTraining
-from tfdp_rec.training.ordinary_steps import watch
 from tfdp_rec.training.own_loss import find_own_losses
+from tfdp_rec.training.private_form import OF_COMPILE, compile_options, input_names, private_form
 from tfdp_rec.training.private_plan import PrivatePlan
 from tfdp_rec.training.private_step import OPTIONS
 
-# A model that is made private again gives the same private model, with the history of the weights that they share.
-_MADE: weakref.WeakKeyDictionary[keras.Model, Any] = weakref.WeakKeyDictionary()
 _SMALL = 1e-3  # a rate that every mechanism accepts, until the model's tables are known
 _TAKE_TEXT = tuple(
     getattr(keras.layers, name) for name in ("StringLookup", "TextVectorization", "Hashing", "HashedCrossing")
 )
-_OF_COMPILE = ("loss", "loss_weights", "metrics", "weighted_metrics")
 _ITS_OWN = "the data and the size of batches are those of make_private, which the noise was computed for"
 _GIVEN_BEFORE = dict.fromkeys(("x", "y", "batch_size"), _ITS_OWN) | {
     "validation_split": "it would take rows of the training data. Hold rows out before make_private, and give them as "
@@ -71,7 +69,7 @@ _OF_OPACUS = {"max_grad_norm": "l2_norm_clip", "target_epsilon": "epsilon", "tar
 _REFUSED = {
     **{one: f"{one}= is an option of fit: make_private(...).fit({one}=...)." for one in _OF_FIT},
     **{one: f"make_private({one}=...) is refused: {why}." for one, why in _GIVEN_BEFORE.items()},
-    **{one: f"{one}= is an option of compile: model.compile({one}=...) before make_private." for one in _OF_COMPILE},
+    **{one: f"{one}= is an option of compile: model.compile({one}=...) before make_private." for one in OF_COMPILE},
     **{one: f"{one}= is {ours}= here." for one, ours in _OF_OPACUS.items()},
     **dict.fromkeys(("x", "y"), _APART),
     "optimizer": "optimizer= is the mechanism's place: leave it out, or say how variables that are not tables are "
@@ -79,7 +77,7 @@ _REFUSED = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class PrivateFit:
     """A model that is ready for private training, with its plan and batches.
 
@@ -89,6 +87,8 @@ class PrivateFit:
         batches: Batches for `fit`.
         steps_per_epoch: Number of steps that draw each unit once, on average.
         epochs: Number of epochs that the plan is for.
+
+    All else, such as `predict`, `evaluate`, `summary`, `save` and `export`, is the model's.
     """
 
     model: Any
@@ -96,7 +96,26 @@ class PrivateFit:
     batches: tf.data.Dataset
     steps_per_epoch: int
     epochs: int
-    _release: _Release | None = dataclasses.field(default=None, repr=False)
+    _data: Any = None
+    _release: _Release | None = None
+
+    def __repr__(self) -> str:
+        optimizer, sampling = self.model.optimizer, self.plan.sampling
+        return (
+            f"<PrivateFit of '{self.model.name}': {type(optimizer).__name__}, epsilon {self.plan.epsilon:g} and delta "
+            f"{self.plan.delta:g} for each of {sampling.num_units} {sampling.unit}s, {self.plan.steps} steps of "
+            f"{sampling.expected_batch_size:g}, noise multiplier {self.plan.noise_multiplier:.3g}>"
+        )
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_") or name == "model":  # a copy has none yet
+            raise AttributeError(name)
+        return getattr(self.model, name)
+
+    @property
+    def epsilon(self) -> float:
+        """ε of the steps that were made."""
+        return self.plan.accountant.epsilon()
 
     def fit(self, callbacks: Any = None, *others: Any, **options: Any) -> Any:
         """Trains until the budget is spent; ε is in the logs.
@@ -113,8 +132,21 @@ class PrivateFit:
             raise TypeError(f"fit() takes no data: {_ITS_OWN}. Give callbacks and other options of Keras' fit by name.")
         for name in _GIVEN_BEFORE.keys() & options.keys():
             raise TypeError(f"fit({name}=...) is refused: {_GIVEN_BEFORE[name]}.")
+        callbacks = list_callbacks(callbacks)
+        watched = [type(each).__name__ for each in callbacks if str(getattr(each, "monitor", "")).startswith("val_")]
+        if watched and is_among(options.get("validation_data"), self._data):
+            raise NotPrivate(
+                f"{watched[0]} would act on validation_data that are rows of the training data, which no noise "
+                "protects there: hold rows out before make_private, or leave it out."
+            )
         options = {"epochs": self.epochs, "steps_per_epoch": self.steps_per_epoch, **options}
-        return self.model.fit(self.batches, callbacks=[self.plan.budget(), *list_callbacks(callbacks)], **options)
+        if options["epochs"] - options.get("initial_epoch", 0) > self.epochs:
+            warnings.warn(
+                f"epochs={options['epochs']}, and make_private planned {self.epochs}: training ends with the budget. "
+                "Give make_private(epochs=...), which the noise is computed for.",
+                stacklevel=2,
+            )
+        return self.model.fit(self.batches, callbacks=[self.plan.budget(), *callbacks], **options)
 
     def statement(self) -> str:
         """The guarantee of the training so far, as text."""
@@ -197,7 +229,7 @@ class Settings(Options, total=False):
 
 def make_private(
     model: keras.Model, data: Any, *others: Never, epsilon: float, batch_size: int, epochs: int,
-    learning_rate: Any = None, delta: float | None = None, unit: Any = None, mechanism: str = "LazyDPSGD",
+    learning_rate: Any = None, delta: float | None = None, unit: Any = None, mechanism: Any = "LazyDPSGD",
     l2_norm_clip: float | Auto = 1.0, accountant: str = "pld", reliability: float | None = None,
     **settings: Unpack[Settings],
 ) -> PrivateFit:
@@ -210,7 +242,8 @@ def make_private(
         model: Functional or Sequential model, compiled for its loss and metrics; or a model of your own class with
             `tfdp_rec.PrivateTraining` as first base. Its own weights are trained, not a copy.
         data: Arrays in a nest of tuples, lists and dicts, as for `fit` without validation: `(x, y)` or
-            `(x, y, sample_weight)`, or the argument of the model's own `per_example_loss`.
+            `(x, y, sample_weight)`, or the argument of the model's own `per_example_loss`. x may be a table of pandas
+            or Polars, whose columns go to the inputs of their names.
         *others: Refused, if any: x and y are one argument.
         epsilon: Largest ε of the whole training.
         batch_size: Expected number of units in a batch.
@@ -219,9 +252,10 @@ def make_private(
             gives the rows of tables a length of 0.7 in all steps together, and variables that are not tables are moved
             by Adam, unless `dense_optimizer` is among the settings. Tuning finds better ones.
         delta: Probability δ; by default a tenth of 1 / units, rounded down to a power of ten.
-        unit: Array with the user id of each row, if users are the privacy units; by default each row is a unit.
-        mechanism: Mechanism that replaces the model's optimizer, "LazyDPSGD" or "DPSGD". For others, compile a
-            `PrivateModel` with `tfdp_rec.<mechanism>(..., plan=tfdp_rec.PrivatePlan(...))`.
+        unit: Array with the user id of each row, if users are the privacy units; by default, and by "row", each row
+            is a unit.
+        mechanism: Mechanism that replaces the model's optimizer, "LazyDPSGD" or "DPSGD", or its class. For others,
+            compile a `PrivateModel` with `tfdp_rec.<mechanism>(..., plan=tfdp_rec.PrivatePlan(...))`.
         l2_norm_clip: Clip C; or "auto", C = 1 and every gradient scaled to nearly that length, as for
             `tfdp_rec.LazyDPSGD`.
         accountant: "pld", which is tight, or "rdp", which is quick.
@@ -248,21 +282,29 @@ def make_private(
         >>> private.plan.delta, 2.9 < history.history["epsilon"][-1] <= 3.0
         (0.0001, True)
     """
-    _refuse_no_arrays(data, others)
+    if not isinstance(model, keras.Model):
+        raise TypeError(f"make_private takes a Keras model, got a {type(model).__name__}.")
+    refuse_replicas(tf.distribute.get_strategy(), model.distribute_strategy)
+    if others:
+        raise TypeError(_APART)
     for name in settings:
         if name in _REFUSED:
             raise TypeError(_REFUSED[name])
     if not isinstance(epochs, (int, np.integer)) or epochs < 1:
         raise ValueError(f"epochs must be a whole number from 1, got {epochs!r}.")
-    data = _tuples(data)
-    rows = _number_of_rows(data)
-    units, pick = (rows, lambda drawn: drawn) if unit is None else _rows_of_units(unit, rows)
+    names = input_names(model)
+    data = arrays_of(data, names)
+    rows = number_of_rows(data)
+    units, pick = rows_of_units(unit, rows)
+    if unit is None:
+        warn_of_users(data, names, rows)
+    unit = None if isinstance(unit, str) else unit
     sampling = PoissonSampling(units, batch_size, unit="row" if unit is None else "user")
     steps_per_epoch = math.ceil(units / batch_size)
     delta = 10.0 ** math.floor(math.log10(0.1 / units) + 1e-9) if delta is None else delta
     kind = _mechanism(mechanism)
     _warn_of_earlier_steps(model)
-    private, compiled = _private_form(model, data), _compile_options(model)
+    private, compiled = private_form(model, data), compile_options(model)
     further: dict[str, Any] = {**settings}
     compiled |= {name: further.pop(name) for name in OPTIONS if name in further}
     _refuse_unfit(private, compiled, data)
@@ -284,14 +326,16 @@ def make_private(
         return tf.nest.map_structure(lambda array: array[chosen], data)
 
     batches = plan.batches(fetch)
+    private.prepare(batches.element_spec)
     if learning_rate is None:  # known only now: it depends on the widths of tables, and so on the traced loss
-        private.prepare(batches.element_spec)
         private.optimizer.learning_rate = first_rate(private.optimizer, plan.steps)
-    return PrivateFit(private, plan, batches, steps_per_epoch, epochs, release)
+    return PrivateFit(private, plan, batches, steps_per_epoch, epochs, data, release)
 
 
-def _mechanism(name: str) -> Any:
+def _mechanism(name: Any) -> Any:
     known = {mechanism.class_name: mechanism for mechanism in MECHANISMS}
+    asked = str(getattr(name, "__name__", name))  # the class itself, or its name in any case, as Keras takes "adam"
+    name = next((each for each in known if each.lower() == asked.lower()), asked)
     if name not in known:
         raise ValueError(f"mechanism must be one of {', '.join(known)}, got {name!r}.")
     if not known[name].claims_epsilon:
@@ -304,37 +348,16 @@ def _mechanism(name: str) -> Any:
     return getattr(optimizers, name)
 
 
-def _refuse_no_arrays(data: Any, others: tuple[Any, ...]) -> None:
-    if others:
-        raise TypeError(_APART)
-    if isinstance(data, tf.data.Dataset) or isinstance(data, Iterator) or hasattr(data, "__getitem__") and not (
-        isinstance(data, (list, tuple, dict)) or hasattr(data, "__array__")
-    ):
-        raise TypeError(
-            f"data must be arrays, such as (x, y), from which make_private draws its own batches; got a "
-            f"{type(data).__name__}. For data on disk, tfdp_rec.PrivatePlan(...).batches(fetch) takes a function from "
-            "row numbers to a batch."
-        )
-    for leaf in tf.nest.flatten(data):
-        if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) or hasattr(leaf, "tocsr"):
-            raise TypeError(
-                f"The data hold a {type(leaf).__name__}, whose rows have no length in common: "
-                "tfdp_rec.data.padded(ids, length) makes arrays of it, ids and weights, at a length that you choose "
-                "without the data."
-            )
-    if hasattr(data, "columns"):
-        raise TypeError(
-            f"data is one {type(data).__name__}: give its columns as arrays, such as "
-            "(frame['item'].to_numpy(), frame['rating'].to_numpy())."
-        )
-
-
 def _refuse_unfit(private: Any, compiled: Mapping[str, Any], data: Any) -> None:
     # What Keras would say in the middle of the tracing, of data that the compiled loss or the layers cannot take.
     if "loss" in compiled and not find_own_losses(private) and not (isinstance(data, tuple) and len(data) in (2, 3)):
         raise ValueError("The compiled loss compares predictions with y: give make_private(model, (x, y), ...).")
     made_of_layers = isinstance(private, functional_class())
-    if made_of_layers and _has_text(data) and not any(isinstance(each, _TAKE_TEXT) for each in layers_within(private)):
+    if "loss" in compiled and has_text(data[1:]):
+        raise ValueError(
+            "y holds text, and a loss compares numbers: give numbers, such as (labels == 'yes').astype('float32')."
+        )
+    if made_of_layers and has_text(data) and not any(isinstance(each, _TAKE_TEXT) for each in layers_within(private)):
         raise ValueError(
             "The data hold text, and the model has no layer that numbers it: begin with "
             "keras.layers.StringLookup(vocabulary=...), whose vocabulary is public, or give numbers."
@@ -363,74 +386,6 @@ def _click_loss(compiled: Mapping[str, Any], data: Any, model: Any) -> bool:
     return from_logits
 
 
-def _has_text(data: Any) -> bool:
-    return any(array.dtype.kind in "OSU" for array in tf.nest.flatten(data))
-
-
-def _tuples(data: Any) -> Any:
-    # NumPy arrays, with lists as tuples: tf.data takes a list for one array.
-    if isinstance(data, (list, tuple)):
-        return tuple(map(_tuples, data))
-    if isinstance(data, dict):
-        return {key: _tuples(value) for key, value in data.items()}
-    array = np.asarray(data)
-    return np.asarray(array.tolist()) if array.dtype == object else array  # numbers or text, by what it holds
-
-
-def _number_of_rows(data: Any) -> int:
-    lengths = {len(array) if array.ndim else -1 for array in tf.nest.flatten(data)}
-    if len(lengths) != 1 or not lengths - {-1, 0}:
-        raise ValueError(f"data must be arrays with the same number of rows, at least one; got {sorted(lengths)} rows.")
-    return lengths.pop()
-
-
-def _rows_of_units(unit: Any, rows: int) -> tuple[int, Callable[[np.ndarray], np.ndarray]]:
-    # The number of users, and a function that picks one row of each drawn user, uniformly at random.
-    number = unit_numbers(unit, rows)
-    count = np.bincount(number)
-    order, first = np.argsort(number, kind="stable"), np.cumsum(count) - count
-    chance = np.random.default_rng()
-
-    def pick(drawn: np.ndarray) -> np.ndarray:
-        return order[first[drawn] + chance.integers(count[drawn])] if len(drawn) else drawn
-
-    return len(count), pick
-
-
-def _private_form(model: Any, data: Any) -> Any:
-    # A model that trains privately, on the same layers.
-    kind = type(model)
-    if isinstance(model, PrivateTraining):
-        return model
-    if model not in _MADE or _own_layers(model) != _own_layers(_MADE[model]):  # a Sequential model may have changed
-        watched = model in _MADE
-        _MADE[model] = _make_private_model(model, kind, data)
-        if not watched:
-            watch(model)  # its own optimizer would train the same weights without privacy
-    return _MADE[model]
-
-
-def _own_layers(model: keras.Model) -> list[int]:
-    return [id(layer) for layer in model.layers if not isinstance(layer, keras.layers.InputLayer)]
-
-
-def _make_private_model(model: Any, kind: type, data: Any) -> Any:
-    if kind is keras.Sequential:
-        first = tf.nest.flatten(data)[0]
-        # Its own input is float32 by default, which does not distinguish ids above 2^24.
-        dtype = "string" if _has_text(first) else keras.backend.standardize_dtype(first.dtype)
-        x = inputs = keras.Input(first.shape[1:], dtype=dtype)
-        for layer in model.layers:
-            x = layer(x)
-        return PrivateModel(inputs, x, name=model.name)
-    if kind is functional_class():
-        return PrivateModel(model.input, model.output, name=model.name)
-    raise TypeError(
-        f"{kind.__name__} is a class of its own: put tfdp_rec.PrivateTraining first among its bases, "
-        f"class {kind.__name__}(tfdp_rec.PrivateTraining, keras.Model), and call make_private again."
-    )
-
-
 def _warn_of_earlier_steps(model: keras.Model) -> None:
     steps = int(model.optimizer.iterations) if model.compiled and model.optimizer is not None else 0
     if steps and not isinstance(model.optimizer, optimizers.PrivateOptimizer):
@@ -439,11 +394,3 @@ def _warn_of_earlier_steps(model: keras.Model) -> None:
             "those: if they used these data, begin with a new model.",
             stacklevel=3,
         )
-
-
-def _compile_options(model: keras.Model) -> dict[str, Any]:
-    # The loss and metrics that the model was compiled with, themselves: functions have no form that is read back.
-    given = compile_arguments(model) if model.compiled else {}
-    if given and isinstance(model, PrivateTraining):
-        given |= model.private_step.options
-    return {name: given[name] for name in (*_OF_COMPILE, *OPTIONS) if given.get(name) is not None}

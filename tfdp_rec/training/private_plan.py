@@ -40,6 +40,7 @@ from tfdp_rec.core.sensitivity.weights import Auto
 from tfdp_rec.training.privacy_budget import PrivacyBudget
 
 _NOTE = "plan"
+_MUCH = 20.0  # an ε of which nobody says that it protects
 
 
 class PrivatePlan:
@@ -91,6 +92,9 @@ class PrivatePlan:
     ):
         if (epsilon is None) == (noise_multiplier is None):
             raise TypeError("Give PrivatePlan either epsilon= or noise_multiplier=: each decides the other.")
+        if epsilon is not None:
+            check_epsilon(epsilon)
+            _warn_of_no_protection(epsilon)
         if int(steps) != steps or steps < 1:
             raise ValueError(f"steps must be a positive whole number, got {steps!r}.")
         if correlation is not None:
@@ -177,7 +181,6 @@ class PrivatePlan:
         ledger = self._payer.spending.payments.ledger
         if self._target is None or ledger is None:
             return
-        check_epsilon(self._target)
         noted, spent = self._find_noise(), self._payer.epsilon()
         if noted and self.correlation:
             return  # continuing a planned training is free; the budget refuses what would cost
@@ -310,6 +313,15 @@ class PrivatePlan:
         least, found = fold_gaussians(planned), fold_gaussians(event)
         both = isinstance(least, GaussianDpEvent) and isinstance(found, GaussianDpEvent)
         return event != planned and not (both and found.noise_multiplier >= least.noise_multiplier * (1 - 1e-9))
+
+
+def _warn_of_no_protection(epsilon: float) -> None:
+    if epsilon > _MUCH:
+        warnings.warn(
+            f"epsilon = {epsilon:g} protects next to nothing: what is released may be e^{epsilon:g} times as likely "
+            "with one unit's data as without. Trainings that claim privacy have 1 to 10.",
+            stacklevel=4,
+        )
 
 
 def _make_planned_event(

@@ -4,20 +4,16 @@
     print(report)            what is refused, and how each layer is clipped
     report.ok                whether a private step can be made
 
-The refusals come from a *trial step*: the traced loss of a private step, read as a step reads it, and never run. A
-private step is refused at the first fault. A trial step runs a refused layer without a rule, skips a rule that refuses,
-takes an operation at fault for what it should have been, and collects all refusals on the way. If there are none,
-examples are also run alone and among others (`training/numeric_checks.py`).
+The refusals come from a trial of the step (`trial_step.py`), as do those of `make_private` and `fit`. If there are
+none, examples are also run alone and among others (`numeric_checks.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
-import functools
 import math
 import textwrap
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -27,14 +23,14 @@ from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
 from tfdp_rec.core.mechanism.checks import recursion_of_table, refuse_on_table
 from tfdp_rec.core.sensitivity import recorder as recording
-from tfdp_rec.core.sensitivity.batches import batch_size, hide_batch_axis, open_specs, refuse_padding, tensors
-from tfdp_rec.core.sensitivity.engine import check_losses, factors_of, refuse_uncovered, shared_inputs
-from tfdp_rec.core.sensitivity.step_reading import StepReading
+from tfdp_rec.core.sensitivity.batches import open_specs, refuse_padding, tensors
 from tfdp_rec.training.batch import examples_of
 from tfdp_rec.training.lookahead import build_layers
 from tfdp_rec.training.model import PrivateTraining, refuse_options
 from tfdp_rec.training.numeric_checks import SingleExamples
 from tfdp_rec.training.own_loss import find_own_losses, refuse_no_loss, refuse_unsaid_loss
+from tfdp_rec.training.private_form import PLAIN, compile_options, make_private_model
+from tfdp_rec.training.trial_step import Refusals, TrialStep
 
 _WIDTH = 80
 _UNREAD = "The loss was not read yet: correct this first, and validate again."
@@ -109,7 +105,8 @@ def validate(model: keras.Model, batch: Any) -> Report:
     alone: give several examples that differ. `clipping.check` compares the gradients of weights as well.
 
     Args:
-        model: Model with `PrivateTraining` and a loss; of another Keras model, only the layers are checked.
+        model: Model with `PrivateTraining`, or a functional or Sequential one, with a loss; of a class of its own
+            without `PrivateTraining`, only the layers are checked.
         batch: Batch of the training data.
 
     Returns:
@@ -135,106 +132,24 @@ def validate(model: keras.Model, batch: Any) -> Report:
           out (Dense): closed form, 5 weights
     """
     batch = examples_of(batch)
+    if type(model) in PLAIN:
+        plain, model = model, make_private_model(model, batch)
+        model.compile(**compile_options(plain))
     before = [*_check_model(model), *_check_batch(batch)]
     if before:
-        trial = _TrialStep(model)
+        trial = TrialStep(model)
         return _report(model, trial, [*before, *trial.refusals], unread=_UNREAD)
     batch = tensors(batch)
     with contextlib.suppress(NotPrivate):  # the trial repeats the refusal
         build_layers(model, open_specs(batch, model.shared_inputs))
     model.settle()  # no example then settles a row, which no gradient goes through
-    trial = _TrialStep(model)
+    trial = TrialStep(model)
     with model.private_weights.in_step():
         trial.read(batch)
         alone = SingleExamples(model, batch) if not trial.refusals else None
     model.settle()  # examples were run on withheld rows, which are published again
     refusals = [*trial.refusals, *(alone.refusals if alone else ()), *_check_tables(model, trial.tables)]
     return _report(model, trial, refusals, compared=alone.summary if alone else "")
-
-
-class _Refusals(dict[str, str]):
-    """Sentences of refusals, each with the name of the layer that it is about, or ""."""
-
-    @contextlib.contextmanager
-    def note(self, layer: str = "", error: type[Exception] = NotPrivate) -> Iterator[None]:
-        """Ends a block at a refusal, and notes it."""
-        try:
-            yield
-        except error as refusal:
-            self.setdefault(str(refusal), layer)
-
-
-class _TrialStep:
-    """All refusals of a private step: `units` recorded or refused, `refusals` with layers' names, `tables` by path."""
-
-    def __init__(self, model: keras.Model):
-        self._model, self._shared = model, shared_inputs(model)
-        self._known: list[Any] = []  # operations of layers that are refused
-        self.units = recording.units_and_refusals(model)
-        self.refusals = _Refusals({unit.refusal: unit.layer.name for unit in self.units if unit.rule is None})
-        self.tables: set[str] = set()
-
-    def read(self, batch: Any) -> None:
-        """Tries the step on a batch, of which nothing is computed."""
-        tf.function(self._trace, autograph=False).get_concrete_function(open_specs(batch, self._shared))
-
-    def _trace(self, batch: Any) -> tf.Tensor:
-        batch = hide_batch_axis(batch, self._shared)
-        size, losses = batch_size(batch, self._shared), None
-        with recording.secret_seeds(self._model):
-            reading = StepReading(self._model, batch, self._shared)
-            with self.refusals.note():
-                recording.refuse_duplicate_paths(self._model)
-            with tf.GradientTape(watch_accessed_variables=False) as tape:
-                recorder = recording.Recording(self._model, tape, recording.settle_nothing)
-                runs = [(unit.layer, functools.partial(self._run, recorder, unit)) for unit in self.units]
-                # Checked under the tape: later operations have no gradient.
-                with recording.replace_calls(runs), recorder.outside, self.refusals.note():
-                    found = self._model.per_example_loss(batch, training=True)
-                    with self.refusals.note(error=ValueError):
-                        losses = check_losses(found, size)
-            self._check_forward_pass(recorder)
-            if losses is not None:  # None if the losses themselves are refused
-                self._read_gradients(recorder, reading, losses)
-        return size
-
-    def _run(
-        self, recorder: recording.Recording, unit: recording.Unit, original: Callable[..., Any], args: Any, kwargs: Any
-    ) -> Any:
-        if unit.rule is not None:
-            with self.refusals.note(unit.layer.name):
-                return recorder.run(unit, original, args, kwargs)
-        graph: Any = tf.compat.v1.get_default_graph()
-        start = len(graph.get_operations())
-        with recorder.outside.stop_recording():
-            output = original(*args, **kwargs)
-        if unit.rule is None:
-            self._known += graph.get_operations()[start:]
-        return output
-
-    def _check_forward_pass(self, recorder: recording.Recording) -> None:
-        refused = [unit.layer for unit in self.units if unit.layer.name in self.refusals.values()]
-        weights = [*recorder.direct, *(v for layer in refused for v in layer.trainable_variables)]
-        self.tables = set(recorder.tables())
-        with self.refusals.note():
-            recording.refuse_added_losses(self._model)
-        with self.refusals.note():
-            recorder.refuse_reads_outside()
-        with self.refusals.note():
-            recording.refuse_unrecorded(self._model, recorder.calls, weights)
-
-    def _read_gradients(self, recorder: recording.Recording, reading: StepReading, losses: tf.Tensor) -> None:
-        gradients, direct = recorder.differentiate(losses)
-        size = tf.shape(losses)[0]
-        found, read = reading.refusals(recorder.calls, losses, gradients, self._known)
-        for refusal in found:
-            self.refusals.setdefault(str(refusal), "")
-        for one in read:
-            with self.refusals.note(one.call.layer.name):
-                refuse_uncovered([one.call], {variable.path for variable, _ in factors_of(one, size, reading)})
-        for variable, gradient in zip(recorder.direct, direct):
-            with self.refusals.note():
-                reading.shares(variable, gradient)
 
 
 def _check_model(model: keras.Model) -> list[str]:
@@ -245,7 +160,7 @@ def _check_model(model: keras.Model) -> list[str]:
             f"{kind} has no private step: make it with tfdp_rec.PrivateModel(inputs, outputs), or put the mix-in "
             f"first, class {kind}(tfdp_rec.PrivateTraining, keras.Model)."
         ]
-    found = _Refusals()
+    found = Refusals()
     with found.note(error=ValueError):
         refuse_options(model, {})
     if not find_own_losses(model):
@@ -256,7 +171,7 @@ def _check_model(model: keras.Model) -> list[str]:
 
 
 def _check_batch(batch: Any) -> list[str]:
-    found = _Refusals()
+    found = Refusals()
     for leaf in tf.nest.flatten(batch):
         if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
             with found.note(error=ValueError):
@@ -266,7 +181,7 @@ def _check_batch(batch: Any) -> list[str]:
 
 def _check_tables(model: keras.Model, tables: set[str]) -> list[str]:
     # Refusals of any mechanism, and of the one that the model is compiled with: the first of each table.
-    found = _Refusals()
+    found = Refusals()
     for variable in model.trainable_variables:
         if variable.path in tables:
             with found.note(error=ValueError):
@@ -277,7 +192,7 @@ def _check_tables(model: keras.Model, tables: set[str]) -> list[str]:
 
 
 def _report(
-    model: keras.Model, trial: _TrialStep, refusals: list[str], unread: str = "", compared: str = ""
+    model: keras.Model, trial: TrialStep, refusals: list[str], unread: str = "", compared: str = ""
 ) -> Report:
     refused = set(trial.refusals.values())
     layers = [

@@ -37,6 +37,7 @@ from tfdp_rec.core.claim.schemes import Sampling
 from tfdp_rec.core.claim.spending import Spending, refuse_unpayable
 from tfdp_rec.core.claim.statement import Statement, statement
 from tfdp_rec.core.ground.files import Path
+from tfdp_rec.core.ground.refused import refuse_no_number
 
 
 class Accountant:
@@ -299,6 +300,7 @@ class Accountant:
 
 
 def _valid_delta(delta: float, num_units: int, allow_large: bool) -> float:
+    refuse_no_number("delta", delta)
     if not 0 < delta < 1:
         raise ValueError(f"delta must be between 0 and 1, got {delta!r}.")
     if delta > 1 / num_units and not allow_large:

@@ -25,6 +25,7 @@ from numpy.typing import ArrayLike, NDArray
 from tfdp_rec.core.claim import events, profiles
 from tfdp_rec.core.claim.events import PaddedDpEvent, PureDpEvent
 from tfdp_rec.core.claim.profiles import Distribution
+from tfdp_rec.core.ground.refused import refuse_no_number
 
 _PLD_GRID = 1e-4  # dp_accounting's default width
 _COARSE = 16.0  # factor on the grid during a search
@@ -216,12 +217,14 @@ def _fresh(accountant: str, grid: float = _PLD_GRID) -> dp_accounting.PrivacyAcc
 
 def check_delta(delta: float) -> None:
     """Raises for a δ that is no probability below 1."""
+    refuse_no_number("delta", delta)
     if not 0 <= delta < 1:
         raise ValueError(f"delta must be at least 0 and below 1, got {delta!r}.")
 
 
 def check_epsilon(target_epsilon: float) -> None:
     """Raises for a budget that is not positive, or so large that it promises nothing and overflows."""
+    refuse_no_number("epsilon", target_epsilon)
     if not 0 < target_epsilon <= _MOST_EPSILON:
         words = "at most 100,000" if _MOST_EPSILON < target_epsilon < math.inf else "positive and finite"
         raise ValueError(f"target_epsilon must be {words}, got {target_epsilon!r}.")

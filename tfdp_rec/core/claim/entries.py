@@ -192,7 +192,7 @@ class Entries:
 
     @property
     def ordinary(self) -> dict[str, int]:
-        """Number of ordinary steps after private training, by name of the optimizer."""
+        """Number of ordinary steps before and after private training, by name of the optimizer."""
         found = Counter[str]()
         for entry in self:
             found[entry.label] += entry.steps if entry.ordinary else 0
@@ -220,7 +220,7 @@ def warn_of_ordinary_steps(meter: Any) -> None:
     """Warns, at a release, of steps that no ε covers."""
     for name, steps in (meter.snapshot().ordinary if meter is not None else {}).items():
         warnings.warn(
-            f"The model was trained for {steps} steps of {name} after it was trained privately. No epsilon covers "
-            "these, unless they were made on public data.",
+            f"The model was also trained for {steps} steps of {name}. No epsilon covers these, unless they were made "
+            "on public data.",
             stacklevel=4,
         )

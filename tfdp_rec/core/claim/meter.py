@@ -17,6 +17,7 @@ from typing import Any
 
 import keras
 import tensorflow as tf
+from dp_accounting import NoOpDpEvent
 
 from tfdp_rec.core.claim.counters import Counter, Counters
 from tfdp_rec.core.claim.entries import Entries, Entry
@@ -86,6 +87,10 @@ class Meter:
         """Adds steps that were counted elsewhere."""
         self.counters.closed.add(entry, id)
         self.note_expense()
+
+    def add_ordinary(self, optimizer: Any, steps: int) -> None:
+        """Adds steps of an optimizer that is not private, made before these weights were trained privately."""
+        self.add_entry(Entry(NoOpDpEvent(), steps, label=type(optimizer).__name__, ordinary=True))
 
     def merge(self, entries: Entries) -> None:
         """Adds the entries of a saved model or checkpoint, ahead of what else is restored from it."""

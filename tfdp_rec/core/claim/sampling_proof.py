@@ -19,6 +19,7 @@ import contextlib
 import dataclasses
 import functools
 import re
+import sys
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -34,6 +35,7 @@ from tfdp_rec.core.sensitivity.batches import example_leaves, open_specs, refuse
 from tfdp_rec.core.sensitivity.independence import Reading, Shared, Walk
 
 _NONE = -1
+_TAKE_APART = ("tensorflow.", "keras.", "collections", "tfdp_rec.")  # modules that take any structure apart, and ours
 
 
 class Draw(tf.experimental.ExtensionType):
@@ -68,6 +70,11 @@ class Draw(tf.experimental.ExtensionType):
         _unbatch = _to_batched_tensor_list = _batch
         shape = property(_batch)
 
+    def _take(self, *_: Any, **__: Any) -> Any:
+        raise NotPrivate(_NOT_TAKEN_APART)
+
+    __getitem__ = __tf_tensor__ = _take  # as labels, in a loop or a train_step that no private step is in
+
 
 class Drawn(NamedTuple):
     """An element of `sampling.batches(...)`: a batch and its draw.
@@ -81,6 +88,18 @@ class Drawn(NamedTuple):
 
     batch: Any
     draw: Draw
+
+    # A model, loop or train_step that is not ours takes it for (x, y).
+    def __getitem__(self, key: Any) -> Any:
+        raise NotPrivate(_NOT_TAKEN_APART)
+
+    def __iter__(self) -> Iterator[Any]:
+        if not str(sys._getframe(1).f_globals.get("__name__")).startswith(_TAKE_APART):
+            raise NotPrivate(_NOT_TAKEN_APART)
+        return tuple.__iter__(self)
+
+    def __repr__(self) -> str:
+        return "<batch of plan.batches(fetch), for fit of a tfdp_rec.PrivateModel; its rows are in .batch>"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -276,6 +295,12 @@ _CHOOSING = (
     "The batches went through {} after sampling, which could choose among draws by their rows, or mix the rows, and ε "
     "is that of draws as they come. Leave in prefetch, take and repeat; change rows in their place with "
     "sampling.batches(fetch, map=function), and choose rows before sampling."
+)
+_NOT_TAKEN_APART = (
+    "A batch of plan.batches(fetch) is taken by a private step, and no private step took this one: make the model a "
+    "tfdp_rec.PrivateModel(inputs, outputs), or put the mix-in first, class Mine(tfdp_rec.PrivateTraining, "
+    "keras.Model), without a train_step of its own, and call fit. In a loop of your own batch.batch has the rows, "
+    "and tfdp_rec.clipping.clipped_sum(model, batch, ...) takes the batch as it is."
 )
 _NOT_DIVISIBLE = (
     "A sampled batch cannot be regrouped (batch, unbatch, padded_batch, ...): the units drawn together are what the "

@@ -47,6 +47,7 @@ from dp_accounting import DpEvent, GaussianDpEvent
 from tfdp_rec.core.claim.fetch import Fetch, Shared, join, require_rows, signature_of
 from tfdp_rec.core.claim.names import NAMED, new_iteration
 from tfdp_rec.core.claim.secret_draws import poisson_sample
+from tfdp_rec.core.ground.refused import refuse_no_number
 
 Run = tuple[DpEvent, int]
 ZERO_OUT = "zero-out"
@@ -77,6 +78,7 @@ class Sampling(abc.ABC):
 
     def __init__(self, num_units: int, expected_batch_size: float, unit: str = "example"):
         self.num_units = integer("num_units", num_units)
+        refuse_no_number("expected_batch_size", expected_batch_size)
         if not 0 < expected_batch_size < math.inf:
             raise ValueError(f"expected_batch_size must be positive, got {expected_batch_size!r}.")
         if expected_batch_size > num_units:

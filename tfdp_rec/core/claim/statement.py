@@ -107,8 +107,8 @@ def _guarantee(void: str, epsilon: float, delta: float, ordinary: Mapping[str, i
     if ordinary:
         steps = " and ".join(f"{steps} steps of {name}" for name, steps in ordinary.items())
         return (
-            f"none, since {steps} that were made after private training are covered by no epsilon, unless they were "
-            f"made on public data. What left training before them has {said}"
+            f"none, since {steps} before or after private training are covered by no epsilon, unless they were made on "
+            f"public data. The private training alone has {said}"
         )
     return said
 

@@ -215,6 +215,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         name: str | None = None,
         **kwargs: Any,
     ):
+        checks.refuse_replicas(tf.distribute.get_strategy())
         super().__init__(
             float(learning_rate) if isinstance(learning_rate, int) else learning_rate,
             name=name,
@@ -333,7 +334,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
             )
         variables = [part.variable for group in (self.tables, self.dense) for part in group.values()]
         checks.refuse_data_beside_the_sum(self, variables)
-        checks.refuse_replicas(tf.distribute.get_strategy())  # a fit may be within a strategy that `compile` was not in
+        checks.refuse_replicas(tf.distribute.get_strategy())
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
         planned = [] if self.course is None else self.course.checks(source)
         admitted = require_all(*_check_ticket(self, clipped), *planned)

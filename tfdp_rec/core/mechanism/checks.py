@@ -10,7 +10,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.core.ground.keras_internals import handles_of, learning_rate_of
-from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.ground.refused import NotPrivate, refuse_no_number
 from tfdp_rec.core.mechanism.rules import Recursion, TableRule
 from tfdp_rec.core.sensitivity.data_flow import refuse_data_read
 
@@ -114,13 +114,18 @@ def refuse_other_model(optimizer: Any, variables: Iterable[keras.Variable]) -> N
         )
 
 
-def refuse_replicas(strategy: tf.distribute.Strategy) -> None:
-    """Refuses a distribution strategy of several replicas."""
-    if strategy.num_replicas_in_sync > 1:
-        raise NotPrivate(
-            "Each replica of a distribution strategy would clip and add noise separately. Train on one device, or, on "
-            "several machines, with parameter servers: tfdp_rec.distribute.ParameterServerTrainer."
-        )
+_REPLICAS = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.TPUStrategy)
+
+
+def refuse_replicas(*strategies: tf.distribute.Strategy) -> None:
+    """Refuses distribution strategies by which replicas train."""
+    for strategy in strategies:
+        if isinstance(strategy, _REPLICAS) or strategy.num_replicas_in_sync > 1:
+            raise NotPrivate(
+                f"Each replica of a {type(strategy).__name__} would clip and add noise separately: make, compile and "
+                "fit the model outside its scope, on one device; or, on several machines, train with parameter "
+                "servers, tfdp_rec.distribute.ParameterServerTrainer."
+            )
 
 
 def refuse_on_table(variable: keras.Variable) -> None:
@@ -187,6 +192,7 @@ def deserialize(part: Any) -> Any:
 
 def positive(name: str, value: float) -> float:
     """A setting as a positive, finite number."""
+    refuse_no_number(name, value)
     if not 0 < float(value) < float("inf"):
         raise ValueError(f"{name} must be a positive number, got {value}.")
     return float(value)
@@ -194,6 +200,7 @@ def positive(name: str, value: float) -> float:
 
 def check_not_negative(name: str, value: float) -> float:
     """A setting as a finite number of at least 0."""
+    refuse_no_number(name, value)
     if not 0 <= float(value) < float("inf"):
         raise ValueError(f"{name} must be a number of at least 0, got {value}.")
     return float(value)

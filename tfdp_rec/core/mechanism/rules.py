@@ -29,6 +29,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp_rec.core.ground.refused import refuse_no_number
+
 Scalar = Any  # a scalar tensor or a float
 Rows = tuple[tf.Tensor, ...]
 """Weights of some rows `[n, width]`, what the rule keeps of them `[n, state_width]`, if anything, and buffers."""
@@ -43,6 +45,8 @@ class Recursion:
     weight_decay: float = 0.0
 
     def __post_init__(self) -> None:
+        refuse_no_number("momentum", self.momentum)
+        refuse_no_number("weight_decay", self.weight_decay)
         if not 0 <= self.momentum < 1:
             raise ValueError(f"momentum must be in [0, 1), got {self.momentum}.")
         if self.nesterov and not self.momentum:

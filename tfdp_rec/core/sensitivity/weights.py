@@ -21,6 +21,8 @@ from typing import Literal, get_args
 
 import tensorflow as tf
 
+from tfdp_rec.core.ground.refused import refuse_no_number
+
 LEAST_CLIP = 1e-9  # below, numbers within the clip are too near to the smallest float32 numbers
 GAMMA = 0.01
 
@@ -45,6 +47,7 @@ def clip_and_rule(l2_norm_clip: float | Auto) -> tuple[float, WeightRule]:
         if l2_norm_clip not in get_args(Auto):
             raise ValueError(f'l2_norm_clip must be a number, or "auto", got {l2_norm_clip!r}.')
         return 1.0, normalise_weight
+    refuse_no_number("l2_norm_clip", l2_norm_clip)
     if not LEAST_CLIP <= float(l2_norm_clip) < float("inf"):
         raise ValueError(
             f"l2_norm_clip must be a finite number of at least {LEAST_CLIP}, which is as little as float32 can keep "

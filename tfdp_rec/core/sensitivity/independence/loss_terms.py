@@ -6,6 +6,7 @@ With F(L) = (l, whether divided by B), and s shared,
 
     F(Σ v) = (Σ over v's own axes, no)        F(s L) = (s l, ·)             F(L + M) = (l + m, ·), if both agree
     F(mean v) = (mean over them, yes)         F(L / (c B)) = (l / c, yes)
+    F(Σ or mean of v) = (Σ or mean of v's parts, as v has it)      v itself a sum or mean over the examples
 
 The terms are then read, and refused, like any per-example loss: this file decides which loss is trained, not whether
 the step is private.
@@ -25,6 +26,7 @@ from tfdp_rec.core.sensitivity.independence.refusals import users_line
 from tfdp_rec.core.sensitivity.independence.sizes import BATCH, SizeArray
 from tfdp_rec.core.sensitivity.independence.values import Mixed, Shared, Sized
 
+_REDUCE = {"Sum": tf.reduce_sum, "Mean": tf.reduce_mean}
 _SAME_NUMBERS = ("Identity", "Cast", "Reshape", "Squeeze")  # of what a loss is divided by
 
 
@@ -64,9 +66,11 @@ def find_terms(walk: Walk, loss: tf.Tensor) -> tf.Tensor:
         values, mean = op.inputs[0], op.type == "Mean"
         if values.op.type == "Pack" and values.shape.rank == 1 and not mean:
             return add(values.op)
+        if (parts := _parts_over_the_batch(values.op)) is not None:  # in two reductions, the batch's axis by the first
+            values, mean = parts, values.op.type == "Mean"
         if not values.shape.rank or values.shape[0] is not None:
             raise _refusal(op.outputs[0])
-        reduce, axes = tf.reduce_mean if mean else tf.reduce_sum, list(range(1, values.shape.rank))
+        reduce, axes = _REDUCE[op.type], list(range(1, values.shape.rank))
         return LossTerms(reduce(values, axis=axes) if axes else values, mean)
 
     def add(op: Any) -> LossTerms:
@@ -102,6 +106,16 @@ def find_terms(walk: Walk, loss: tf.Tensor) -> tf.Tensor:
         "Mul": multiply,
     }
     return terms_of(loss).losses
+
+
+def _parts_over_the_batch(op: Any) -> tf.Tensor | None:
+    """What a sum or mean is of each example, if it is over the first axis, and others; None if it is not."""
+    axes: Any = tf.get_static_value(op.inputs[1]) if op.type in _REDUCE else None
+    whole = op.inputs[0] if axes is not None else None
+    if whole is None or not whole.shape.rank or whole.shape[0] is not None:
+        return None
+    over = {int(axis) % whole.shape.rank for axis in np.ravel(axes)}
+    return _REDUCE[op.type](whole, axis=sorted(over - {0})) if 0 in over else None
 
 
 def _times_batch(walk: Walk, divisor: tf.Tensor) -> int | None:

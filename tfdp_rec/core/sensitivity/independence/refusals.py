@@ -59,6 +59,11 @@ REASONS = {
         "has no rule for how it treats the examples of a batch, or not for these inputs",
         "Write it with operations that have one, or register a rule: both are in docs/privacy-independence.md",
     ),
+    "triangle": (
+        "takes a triangle of a matrix, for which there is no rule",
+        "In place of TFRS' DotInteraction use keras_rs.layers.DotInteraction; else multiply by a constant mask, "
+        "tf.constant(np.tril(np.ones([n, n])))",
+    ),
     "text": (
         "takes text apart, for which there is no rule",
         "Do it in the data, before training: no weight lies before it. To serve the model, put the layer of the text "
@@ -114,7 +119,8 @@ REASONS = {
     ),
     "write": (
         "writes to {}, which would leave training without clipping or noise",
-        "Keep such state out of the loss; running statistics can be learned before training, from public data",
+        "Keep such state out of the loss. A metric that the loss updates must be an attribute of the model, "
+        "self.accuracy = keras.metrics.Mean(); running statistics can be learned before training, from public data",
     ),
     "effect": (
         "has an effect beside its result (Python code, printing, writing files or lookup tables) on private data",
@@ -124,6 +130,7 @@ REASONS = {
 
 WITHOUT_RULE = {
     **dict.fromkeys(("Where", "Unique", "UniqueV2", "UniqueWithCounts", "DynamicPartition"), "length"),
+    "MatrixBandPart": "triangle",
     **dict.fromkeys(("L2Loss", "Bincount", "DenseBincount", "Roll"), "mixes"),
     **dict.fromkeys(("RandomUniform", "RandomStandardNormal", "TruncatedNormal", "RandomUniformInt"), "seed"),
     **dict.fromkeys(("StringLower", "StringUpper", "StringStrip", "RegexReplace", "StaticRegexReplace"), "text"),

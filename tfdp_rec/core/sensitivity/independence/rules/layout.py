@@ -183,9 +183,11 @@ def concat(at: At) -> Value:
 @rule("Split", arguments=(0,))
 @rule("SplitV", arguments=(1, 2))
 def split(at: At) -> Value | list[Value]:
-    """Parts along another axis than the examples'."""
+    """Parts along another axis than the examples'; one part is the whole."""
     data, argument = (1, 0) if at.op.type == "Split" else (0, 2)
     value, sizes = at.by_example(data)
+    if len(at.op.outputs) == 1:
+        return at.give(value, sizes)
     (along,) = at.axes(argument, len(sizes))
     if along == value.axis:
         return at.mixed()
