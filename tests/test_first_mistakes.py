@@ -260,7 +260,7 @@ def test_what_make_private_returns_is_used_like_its_model(tmp_path):
     private = tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS)
     assert private.epsilon == 0 and re.fullmatch(
         r"<PrivateFit of '\w+': LazyDPSGD, epsilon 3 and delta 0.0001 for each of 400 rows, 4 steps of 100, noise "
-        r"multiplier [\d.]+>",
+        r"multiplier [\d.]+, \d+% of the signal that epsilon allows>",
         repr(private),
     )
     with pytest.warns(UserWarning, match="epochs=2, and make_private planned 1: training ends with the budget"):

@@ -155,11 +155,10 @@ class SampledByItself(Sampled):
 def test_a_sampled_softmax_is_told_its_line_here(table, way):
     model = (Sampled if way == "add_loss" else SampledByItself)(table, way)
     model.compile("adam")
-    private = tfdp_rec.make_private(model, IDS[:, :2], **ONE_STEP)
     way_out = rf"in {LINE}.*CandidateScores\(.*cross_entropy\(queries, item_ids\)"
     with pytest.raises(tfdp_rec.NotPrivate, match=way_out) as caught:
-        private.fit(verbose=0)
-    assert len(str(caught.value)) < 500
+        tfdp_rec.make_private(model, IDS[:, :2], **ONE_STEP).fit(verbose=0)
+    assert max(map(len, str(caught.value).splitlines())) < 500
 
 
 def test_a_layer_that_mixes_positions_called_without_the_batch_axis():

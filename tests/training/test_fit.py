@@ -274,6 +274,17 @@ def test_several_replicas_are_refused_after_compile_too(monkeypatch):
     assert int(model.optimizer.iterations) == 0
 
 
+def test_several_replicas_are_refused_in_a_loop_by_hand(monkeypatch):
+    """Past the model's methods, which refuse a scope by themselves."""
+    model, strategy = model_of(), tf.distribute.get_strategy()
+    model.prepare((IDS[:4], LABELS[:4]))
+    clipped = tfdp_rec.clipping.clipped_sum(model, (IDS[:4], LABELS[:4]), 1.0)
+    monkeypatch.setattr(type(strategy), "num_replicas_in_sync", property(lambda self: 2))
+    with pytest.raises(NotPrivate, match="Each replica"):
+        model.optimizer.apply(clipped)
+    assert int(model.optimizer.iterations) == 0
+
+
 @pytest.mark.slow
 def test_settling_inside_a_graph_is_refused():
     model = in_training()

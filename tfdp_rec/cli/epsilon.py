@@ -9,6 +9,7 @@ contribution map), and --also for a Gaussian that is spent once in addition, suc
 from __future__ import annotations
 
 import argparse
+import math
 
 from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent, GaussianDpEvent
@@ -34,7 +35,13 @@ def run(args: argparse.Namespace) -> int:
     if args.statement:
         print(accountant.statement(args.steps), end="")
     else:
-        print(describe(accountant.epsilon(args.steps), accountant))
+        epsilon = accountant.epsilon(args.steps)
+        print(describe(epsilon, accountant))
+        if math.isfinite(epsilon):
+            print(
+                f"odds of a guess about one {accountant.sampling.unit}, with all other data known, change by a factor "
+                f"of at most {math.exp(min(round_up(epsilon), 700)):,.4g}, but for a chance of {accountant.delta:g}"
+            )
     return 0
 
 

@@ -74,8 +74,9 @@ class PrivacyBudget(keras.callbacks.Callback):
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:
         steps, self._allowance.target = int(self.model.steps_per_execution), self.target_epsilon
-        keeper = self.model.optimizer.keeper
-        self._allowance.pay(self.model.optimizer, steps, math.inf if keeper is None else keeper.steps_ahead)
+        optimizer = self.model.optimizer
+        keeper = optimizer.keeper
+        self._allowance.pay(optimizer, steps, math.inf if keeper is None else keeper.steps_ahead)
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._refuse_other_ledger(self.model.optimizer.keeper)  # now all callbacks have begun

@@ -50,7 +50,9 @@ from tfdp_rec.training.own_loss import find_own_losses
 from tfdp_rec.training.private_form import OF_COMPILE, compile_options, input_names, private_form
 from tfdp_rec.training.private_plan import PrivatePlan
 from tfdp_rec.training.private_step import OPTIONS
+from tfdp_rec.training.signal import choose_batches, share_of_signal
 
+_NEARLY_ALL = 0.8  # of the signal: more batches would change little
 _SMALL = 1e-3  # a rate that every mechanism accepts, until the model's tables are known
 _TAKE_TEXT = tuple(
     getattr(keras.layers, name) for name in ("StringLookup", "TextVectorization", "Hashing", "HashedCrossing")
@@ -104,13 +106,20 @@ class PrivateFit:
         return (
             f"<PrivateFit of '{self.model.name}': {type(optimizer).__name__}, epsilon {self.plan.epsilon:g} and delta "
             f"{self.plan.delta:g} for each of {sampling.num_units} {sampling.unit}s, {self.plan.steps} steps of "
-            f"{sampling.expected_batch_size:g}, noise multiplier {self.plan.noise_multiplier:.3g}>"
+            f"{sampling.expected_batch_size:g}, noise multiplier {self.plan.noise_multiplier:.3g}, "
+            f"{self.share_of_signal:.0%} of the signal that epsilon allows>"
         )
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "model":  # a copy has none yet
             raise AttributeError(name)
         return getattr(self.model, name)
+
+    @property
+    def share_of_signal(self) -> float:
+        """The share of the signal that ε allows which this batch size and number of epochs reach."""
+        plan = self.plan
+        return share_of_signal(plan.sampling, plan.steps, plan.noise_multiplier, plan.epsilon, plan.delta)
 
     @property
     def epsilon(self) -> float:
@@ -140,6 +149,8 @@ class PrivateFit:
                 "protects there: hold rows out before make_private, or leave it out."
             )
         options = {"epochs": self.epochs, "steps_per_epoch": self.steps_per_epoch, **options}
+        if options.get("verbose", "auto") != 0 and self.epsilon == 0:
+            print(self._describe_signal())
         if options["epochs"] - options.get("initial_epoch", 0) > self.epochs:
             warnings.warn(
                 f"epochs={options['epochs']}, and make_private planned {self.epochs}: training ends with the budget. "
@@ -147,6 +158,14 @@ class PrivateFit:
                 stacklevel=2,
             )
         return self.model.fit(self.batches, callbacks=[self.plan.budget(), *callbacks], **options)
+
+    def _describe_signal(self) -> str:
+        sampling, share = self.plan.sampling, self.share_of_signal
+        more = "" if share > _NEARLY_ALL else "; make_private without batch_size and epochs chooses both"
+        return (
+            f"Batches of {sampling.expected_batch_size:,} x {self.epochs} epochs reach {share:.0%} of the signal that "
+            f"epsilon = {self.plan.epsilon:g} allows with {sampling.num_units:,} {sampling.unit}s{more}."
+        )
 
     def statement(self) -> str:
         """The guarantee of the training so far, as text."""
@@ -228,9 +247,9 @@ class Settings(Options, total=False):
 
 
 def make_private(
-    model: keras.Model, data: Any, *others: Never, epsilon: float, batch_size: int, epochs: int,
-    learning_rate: Any = None, delta: float | None = None, unit: Any = None, mechanism: Any = "LazyDPSGD",
-    l2_norm_clip: float | Auto = 1.0, accountant: str = "pld", reliability: float | None = None,
+    model: keras.Model, data: Any, *others: Never, epsilon: float, batch_size: int | None = None,
+    epochs: int | None = None, learning_rate: Any = None, delta: float | None = None, unit: Any = None,
+    mechanism: Any = "LazyDPSGD", l2_norm_clip: float | Auto = 1.0, accountant: str = "pld", reliability: float | None = None,
     **settings: Unpack[Settings],
 ) -> PrivateFit:
     """Makes a model's training private.
@@ -246,8 +265,9 @@ def make_private(
             or Polars, whose columns go to the inputs of their names.
         *others: Refused, if any: x and y are one argument.
         epsilon: Largest ε of the whole training.
-        batch_size: Expected number of units in a batch.
-        epochs: Number of epochs, each of which draws every unit once on average.
+        batch_size: Expected number of units in a batch. By default, with `epochs`, chosen from the number of units and
+            ε (`PrivateFit.share_of_signal`); up to 60 epochs of up to 8,192 units.
+        epochs: Number of epochs, each of which draws every unit once on average; by default chosen, too.
         learning_rate: Float or Keras schedule of plain SGD. By default a first value from public settings: noise alone
             gives the rows of tables a length of 0.7 in all steps together, and variables that are not tables are moved
             by Adam, unless `dense_optimizer` is among the settings. Tuning finds better ones.
@@ -290,7 +310,7 @@ def make_private(
     for name in settings:
         if name in _REFUSED:
             raise TypeError(_REFUSED[name])
-    if not isinstance(epochs, (int, np.integer)) or epochs < 1:
+    if epochs is not None and (not isinstance(epochs, (int, np.integer)) or epochs < 1):
         raise ValueError(f"epochs must be a whole number from 1, got {epochs!r}.")
     names = input_names(model)
     data = arrays_of(data, names)
@@ -299,9 +319,12 @@ def make_private(
     if unit is None:
         warn_of_users(data, names, rows)
     unit = None if isinstance(unit, str) else unit
+    delta = 10.0 ** math.floor(math.log10(0.1 / units) + 1e-9) if delta is None else delta
+    if batch_size is None or epochs is None:
+        values = sum(array.size for array in tf.nest.flatten(data)) // rows
+        batch_size, epochs = choose_batches(units, values, epsilon, delta, batch_size, epochs)
     sampling = PoissonSampling(units, batch_size, unit="row" if unit is None else "user")
     steps_per_epoch = math.ceil(units / batch_size)
-    delta = 10.0 ** math.floor(math.log10(0.1 / units) + 1e-9) if delta is None else delta
     kind = _mechanism(mechanism)
     _warn_of_earlier_steps(model)
     private, compiled = private_form(model, data), compile_options(model)

@@ -112,8 +112,11 @@ def refusal_of_all(model: Any, batch: Any, first: NotPrivate) -> NotPrivate:
     trial = TrialStep(model)
     with contextlib.suppress(Exception), model.private_weights.in_step():  # the first is told in any case
         trial.read(batch)
-    said = list(dict.fromkeys([str(first), *trial.refusals]))
-    if len(said) == 1:
+    said = list(trial.refusals)
+    if str(first) not in said or len(said) == 1:  # else what the trial found may follow from the first
         return first
     listed = "".join(f"\n{number}. {each}" for number, each in enumerate(said, 1))
-    return NotPrivate(f"'{model.name}' cannot be trained privately, for {len(said)} reasons:{listed}")
+    return NotPrivate(
+        f"'{model.name}' cannot be trained privately, for {len(said)} reasons, of which a later one may follow from an "
+        f"earlier:{listed}"
+    )

@@ -1,0 +1,62 @@
+"""How much of the signal that ε allows is reached with a batch size and a number of epochs; and a choice of both.
+
+T sums over batches of B units hold a direction B T times, beside noise of σ √T: its signal is B √T / σ. All n units in
+one sum, with the noise σ₁ that one release needs, give the most that ε allows, n / σ₁. So
+
+    share = (B √T / σ) / (n / σ₁)
+
+of it is reached. Only public settings are in it. It falls where σ is below 1, that is where each step is cheap in noise
+and dear in ε: small batches, few epochs.
+"""
+
+from __future__ import annotations
+
+import math
+
+from tfdp_rec.core.claim.calibration import calibrate_noise
+from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
+from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
+
+_ENOUGH = 0.9
+_EPOCHS = (5, 10, 20, 40, 60)
+_STEPS = 400  # with fewer, trainings of the studies had not arrived where more took them
+_MOST_UNITS = 8192  # of a batch
+_MOST_VALUES = 2**18  # of a batch's data, which memory follows
+_MOST_SEEN = 2e7  # units over all epochs: where there are more, signal is not what lacks
+
+
+def share_of_signal(sampling: Sampling, steps: int, noise_multiplier: float, epsilon: float, delta: float) -> float:
+    """The share of the signal that ε allows."""
+    reached = sampling.expected_batch_size * math.sqrt(steps) / noise_multiplier
+    return reached * noise_of_one_release(epsilon, delta) / sampling.num_units
+
+
+def choose_batches(
+    units: int, values: int, epsilon: float, delta: float, batch_size: int | None = None, epochs: int | None = None
+) -> tuple[int, int]:
+    """Batch size and epochs, those that are not given: the fewest epochs with nearly all of the signal that ε allows.
+
+    Args:
+        units: Number of units.
+        values: Number of values in a unit's row.
+        epsilon: ε of the training.
+        delta: δ of the training.
+        batch_size: Batch size, if it is given.
+        epochs: Number of epochs, if it is given.
+    """
+    most = max(1, int(_MOST_SEEN / units))
+    candidates = [epochs] if epochs else [each for each in _EPOCHS if each <= most] or [most]
+    for each in candidates[:-1]:
+        size = batch_size or _batch_size(units, values, each)
+        sampling, steps = PoissonSampling(units, size), each * math.ceil(units / size)
+        noise = calibrate_noise(epsilon, delta, sampling, steps, "rdp", allow_large_delta=True)
+        if share_of_signal(sampling, steps, noise, epsilon, delta) >= _ENOUGH:
+            return size, each
+    return batch_size or _batch_size(units, values, candidates[-1]), candidates[-1]
+
+
+def _batch_size(units: int, values: int, epochs: int) -> int:
+    most = min(_MOST_UNITS, max(256, _MOST_VALUES // max(values, 1)), max(1, units // 2))
+    size = max(1, min(most, units * epochs // _STEPS))
+    digits = 10 ** max(0, int(math.log10(size)) - 1)
+    return size // digits * digits  # two digits, as one would choose them
