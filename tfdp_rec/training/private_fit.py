@@ -249,8 +249,8 @@ class Settings(Options, total=False):
 def make_private(
     model: keras.Model, data: Any, *others: Never, epsilon: float, batch_size: int | None = None,
     epochs: int | None = None, learning_rate: Any = None, delta: float | None = None, unit: Any = None,
-    mechanism: Any = "LazyDPSGD", l2_norm_clip: float | Auto = 1.0, accountant: str = "pld", reliability: float | None = None,
-    **settings: Unpack[Settings],
+    mechanism: Any = "LazyDPSGD", l2_norm_clip: float | Auto = 1.0, accountant: str = "pld",
+    reliability: float | None = None, **settings: Unpack[Settings],
 ) -> PrivateFit:
     """Makes a model's training private.
 
