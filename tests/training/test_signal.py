@@ -72,4 +72,9 @@ def test_make_private_chooses_both_and_says_what_they_reach(capsys):
         said := capsys.readouterr().out
     )
     assert "without batch_size and epochs chooses both" in said
-    few.model.settle()
+    assert "reliability=30.0" not in said
+    clicks = keras.Sequential([keras.layers.Embedding(30, 4), keras.layers.Dense(1)])
+    clicks.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
+    labels = (y > 0.5).astype("float32")
+    tfdp_rec.make_private(clicks, (ids, labels), epsilon=3.0, batch_size=20, epochs=1, accountant="rdp").fit(verbose=2)
+    assert "reliability=30.0" in capsys.readouterr().out

@@ -52,6 +52,10 @@ from tfdp_rec.training.private_plan import PrivatePlan
 from tfdp_rec.training.private_step import OPTIONS
 from tfdp_rec.training.signal import choose_batches, share_of_signal
 
+_EXTREME = (
+    "Clipping keeps the order of predictions and makes probabilities too extreme: make_private(..., reliability=30.0) "
+    "keeps some of epsilon for a correction (private.reliability())."
+)
 _NEARLY_ALL = 0.8  # of the signal: more batches would change little
 _SMALL = 1e-3  # a rate that every mechanism accepts, until the model's tables are known
 _TAKE_TEXT = tuple(
@@ -151,6 +155,8 @@ class PrivateFit:
         options = {"epochs": self.epochs, "steps_per_epoch": self.steps_per_epoch, **options}
         if options.get("verbose", "auto") != 0 and self.epsilon == 0:
             print(self._describe_signal())
+            if self._release is None and _is_of_clicks(self.model._loss):
+                print(_EXTREME)
         if options["epochs"] - options.get("initial_epoch", 0) > self.epochs:
             warnings.warn(
                 f"epochs={options['epochs']}, and make_private planned {self.epochs}: training ends with the budget. "
@@ -387,11 +393,15 @@ def _refuse_unfit(private: Any, compiled: Mapping[str, Any], data: Any) -> None:
         )
 
 
+def _is_of_clicks(loss: Any) -> bool:
+    named = isinstance(loss, str) and loss.replace("_", "").lower() == "binarycrossentropy"
+    return named or isinstance(loss, keras.losses.BinaryCrossentropy)
+
+
 def _click_loss(compiled: Mapping[str, Any], data: Any, model: Any) -> bool:
     """Whether a click model gives logits; refused now, rather than after the training, if it is none."""
     loss = compiled.get("loss")
-    named = isinstance(loss, str) and loss.replace("_", "").lower() == "binarycrossentropy"
-    if not named and not isinstance(loss, keras.losses.BinaryCrossentropy):
+    if not _is_of_clicks(loss):
         raise ValueError(
             "reliability= is for models of clicks, whose loss is keras.losses.BinaryCrossentropy; for others, "
             "tfdp_rec.privacy.private_reliability takes logits and clicks."
