@@ -459,6 +459,17 @@ def test_steps_before_private_training_are_said_once():
     assert accountant.statement().fields["Guarantee"].startswith("none, since 3 steps of Adam")
 
 
+def test_steps_between_private_trainings_are_counted_once():
+    model = model_of("adam")
+    train(model, 3)
+    for steps in (0, 4):
+        model.compile("adam", "mse")
+        model.fit(*rows(range(10 * steps)), batch_size=10, verbose=0) if steps else None
+        model.compile(optimizer_of(), "mse", run_eagerly=True)
+        train(model, 2)
+    assert sum(model.saved_history().ordinary.values()) == 3 + 4
+
+
 # A plan is a limit.
 
 

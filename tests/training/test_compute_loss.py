@@ -189,6 +189,9 @@ REFUSED = {
     "a root of a mean": (lambda y, p, w: tf.sqrt(tf.reduce_mean(tf.square(y - p))), "ends in Sqrt in .*per_example"),
     "the worst": (lambda y, p, w: tf.reduce_max(tf.square(y - p)), "ends in Max"),
     "a mean and a sum": (lambda y, p, w: tf.reduce_mean(y - p) + tf.reduce_sum(p), "ends in Add"),
+    "a mean of sums, and a mean": (
+        lambda y, p, w: tf.reduce_mean(tf.reduce_sum(p, axis=0)) + tf.reduce_mean(p), "ends in Add",
+    ),
     "by the weights": (lambda y, p, w: tf.reduce_sum(p) / tf.reduce_sum(w), "Sum .*several examples"),
     "by one less": (lambda y, p, w: tf.reduce_sum(p) / (size_of(p) - 1.0), "ends in RealDiv"),
     "by the batch twice": (lambda y, p, w: tf.reduce_mean(p) / size_of(p), "ends in RealDiv"),

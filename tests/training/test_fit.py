@@ -260,7 +260,7 @@ def test_settling_needs_no_memory_that_grows_with_the_table(monkeypatch):
 def test_several_replicas_are_refused(monkeypatch):
     strategy = tf.distribute.get_strategy()
     monkeypatch.setattr(type(strategy), "num_replicas_in_sync", property(lambda self: 2))
-    with pytest.raises(NotPrivate, match="Each replica"):
+    with pytest.raises(NotPrivate, match="each replica"):
         model_of()
 
 
@@ -269,7 +269,7 @@ def test_several_replicas_are_refused_after_compile_too(monkeypatch):
     """A fit within a strategy's scope had every replica clip, add noise and count by itself."""
     model, strategy = model_of(), tf.distribute.get_strategy()
     monkeypatch.setattr(type(strategy), "num_replicas_in_sync", property(lambda self: 2))
-    with pytest.raises(NotPrivate, match="Each replica"):
+    with pytest.raises(NotPrivate, match="each replica"):
         model.train_on_batch(IDS[:4], LABELS[:4])
     assert int(model.optimizer.iterations) == 0
 
@@ -280,7 +280,7 @@ def test_several_replicas_are_refused_in_a_loop_by_hand(monkeypatch):
     model.prepare((IDS[:4], LABELS[:4]))
     clipped = tfdp_rec.clipping.clipped_sum(model, (IDS[:4], LABELS[:4]), 1.0)
     monkeypatch.setattr(type(strategy), "num_replicas_in_sync", property(lambda self: 2))
-    with pytest.raises(NotPrivate, match="Each replica"):
+    with pytest.raises(NotPrivate, match="each replica"):
         model.optimizer.apply(clipped)
     assert int(model.optimizer.iterations) == 0
 

@@ -12,22 +12,27 @@ import tensorflow as tf
 
 from tfdp_rec.datasets.unit_ids import unit_numbers
 
-_OF_A_USER = re.compile(r"user|customer|member|visitor|client|account|shopper|patient", re.IGNORECASE)
+_OF_A_USER = re.compile(
+    r"(user|customer|member|visitor|client|account|shopper|patient)s?(_?(ids?|no|number|key|index))?", re.IGNORECASE
+)
 
 
-def arrays_of(data: Any, names: list[str] | None) -> Any:
-    """The data as NumPy arrays in tuples and dicts, a table by its columns.
+def arrays_of(data: Any, names: list[str] | None, one_input: bool = False) -> Any:
+    """The data as NumPy arrays in tuples and dicts, a table that is x by its columns.
 
     Args:
-        data: Nest of what has arrays' form, a table of pandas or Polars for x among them.
+        data: Nest of what has arrays' form; x may be a table of pandas or Polars.
         names: Names of the model's inputs, if it is made of layers.
+        one_input: Whether the model takes one array for x.
 
     Raises:
-        TypeError: The data are no arrays.
+        TypeError: The data are no arrays of numbers or text.
         ValueError: A table lacks columns of the inputs' names.
     """
     _refuse_no_arrays(data)
-    return _arrays(data, names)
+    if isinstance(data, (tuple, list)) and len(data) and hasattr(data[0], "columns") and not one_input:
+        return _columns(data[0], names), *map(_arrays, data[1:])
+    return _arrays(data)
 
 
 def _refuse_no_arrays(data: Any) -> None:
@@ -53,31 +58,34 @@ def _refuse_no_arrays(data: Any) -> None:
             )
 
 
-def _arrays(data: Any, names: list[str] | None) -> Any:
+def _arrays(data: Any) -> Any:
     # Lists as tuples: tf.data takes a list for one array.
     if isinstance(data, (list, tuple)):
-        return tuple(_arrays(each, names) for each in data)
+        return tuple(map(_arrays, data))
     if isinstance(data, dict):
-        return {key: _arrays(value, names) for key, value in data.items()}
-    if hasattr(data, "columns"):
-        return _columns(data, names)
+        return {key: _arrays(value) for key, value in data.items()}
     array = np.asarray(data)
-    return np.asarray(array.tolist()) if array.dtype == object else array  # numbers or text, by what it holds
+    array = np.asarray(array.tolist()) if array.dtype == object else array  # numbers or text, by what it holds
+    if array.dtype.kind not in "biufcSU":
+        raise TypeError(
+            f"The data hold an array of {array.dtype} (values that are missing, times or records): give numbers or "
+            "text, without gaps, such as column.fillna(0).to_numpy() or times as numbers of days."
+        )
+    return array
 
 
 def _columns(table: Any, names: list[str] | None) -> Any:
-    # A model of layers takes the columns of its inputs' names, any other all; one column of targets is an array.
-    columns = [str(name) for name in table.columns]
-    taken = columns if names is None else [name for name in names if name in columns]
-    if len(columns) == 1 and not taken:
-        return _arrays(np.asarray(table), names)
+    # A model of layers takes the columns of its inputs' names, any other all.
+    columns = {str(name): name for name in table.columns}
+    taken = list(columns) if names is None else [name for name in names if name in columns]
     if names is not None and len(taken) < len(names):
         lacking = ", ".join(name for name in names if name not in columns)
         raise ValueError(
             f"The model has inputs of the names {lacking}, and the {type(table).__name__} has the columns "
-            f"{', '.join(columns)}: name inputs like columns, keras.Input([], name={columns[0]!r}), or give arrays."
+            f"{', '.join(columns)}: name inputs like columns, keras.Input([], name={list(columns)[0]!r}), or give "
+            "arrays."
         )
-    return {name: _arrays(table[name], names) for name in taken}
+    return {name: _arrays(table[columns[name]]) for name in taken}
 
 
 def number_of_rows(data: Any) -> int:
@@ -115,7 +123,8 @@ def warn_of_users(data: Any, names: list[str] | None, rows: int) -> None:
     x = data[0] if isinstance(data, tuple) else data
     named = x.items() if isinstance(x, dict) else zip(names or (), x if isinstance(x, tuple) else (x,))
     for name, ids in named:
-        if _OF_A_USER.search(str(name)) and ids.size == rows and len(np.unique(ids)) < rows:
+        of_users = _OF_A_USER.fullmatch(str(name)) and ids.dtype.kind != "f" and ids.size == rows
+        if of_users and len(np.unique(ids)) < rows:
             warnings.warn(
                 f"Epsilon protects one row, and by its name '{name}' holds users, who have several rows: unit= with "
                 'the user id of each row protects users; unit="row" says that rows are meant.',
@@ -124,10 +133,10 @@ def warn_of_users(data: Any, names: list[str] | None, rows: int) -> None:
 
 
 def is_among(rows: Any, data: Any) -> bool:
-    """Whether rows are, or share memory with, those of the data: the same arrays, or parts of them that overlap."""
-    of_data = tf.nest.flatten(data)
-    found = [np.asarray(leaf) for leaf in tf.nest.flatten(rows) if leaf is not None]
-    return bool(found) and all(any(_overlap(leaf, own) for own in of_data) for leaf in found)
+    """Whether the inputs of some rows are, or share memory with, those of the data: whole arrays, or parts of them."""
+    inputs, own = (tf.nest.flatten(each[0] if isinstance(each, (tuple, list)) else each) for each in (rows, data))
+    found = [np.asarray(leaf) for leaf in inputs if leaf is not None]
+    return bool(found) and all(any(_overlap(leaf, each) for each in own) for leaf in found)
 
 
 def _overlap(one: np.ndarray, other: np.ndarray) -> bool:

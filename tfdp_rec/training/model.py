@@ -38,7 +38,12 @@ from tfdp_rec.training.callback_checks import prepare_callbacks
 from tfdp_rec.training.growth import Kept, take_over
 from tfdp_rec.training.lookahead import TableReader, disable_autotune, lookahead
 from tfdp_rec.training.model_tables import ModelTables
-from tfdp_rec.training.ordinary_steps import count_ordinary_step, note_earlier_steps, prepare_ordinary_steps
+from tfdp_rec.training.ordinary_steps import (
+    count_ordinary_step,
+    note_uncounted_steps,
+    prepare_ordinary_steps,
+    uncounted_steps,
+)
 from tfdp_rec.training.overridden_steps import predictions_read, read_step, refuse_own_step
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
 from tfdp_rec.training.private_step import PrivateStep, diagnostics, loss_for_logs
@@ -86,6 +91,11 @@ class PrivateTraining(ReleaseMethods):
         return PrivateStep(self)
 
     @functools.cached_property
+    def _uncounted(self) -> dict[str, tuple[str, int]]:
+        # Steps of the ordinary optimizers that were in the place of the present one.
+        return {}
+
+    @functools.cached_property
     def private_tables(self) -> ModelTables:
         """Which of the model's weights are tables."""
         return ModelTables(self)
@@ -104,8 +114,9 @@ class PrivateTraining(ReleaseMethods):
         release_outside_steps(self)
         if self.is_private:
             allow_steps(self.optimizer, False)  # also if it comes back
+        self._uncounted |= uncounted_steps(self, self.optimizer)
         if isinstance(optimizer, PrivateOptimizer):
-            note_earlier_steps(self, self.optimizer)
+            note_uncounted_steps(self, self._uncounted)
             optimizer.privacy_history.replace(self.privacy_history)
             self.privacy_history = optimizer.privacy_history
             self.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]
@@ -305,9 +316,12 @@ class PrivateTraining(ReleaseMethods):
         # A dataset without a known length ends with a step without a batch, of which TensorFlow may run the operations
         # that need none, such as the count and the noise. So everything waits for the batch.
         with tf.control_dependencies(batch.tensors):
-            clipped = self.private_step.clipped_sum(
-                batch, tf.cast(tf.constant(self.optimizer.l2_norm_clip, tf.float64), tf.float32)
-            )
+            clip = tf.cast(tf.constant(self.optimizer.l2_norm_clip, tf.float64), tf.float32)
+            try:
+                clipped = self.private_step.clipped_sum(batch, clip)
+            except NotPrivate as first:
+                with tf.init_scope():
+                    raise refusal_of_all(self, open_specs(batch.examples, self.shared_inputs), first) from first
             regularization = self.private_step.regularization()
             with self.private_weights.in_step():  # which reads weights eagerly, if the model is run so
                 self.optimizer.apply(
@@ -328,6 +342,10 @@ class PrivateTraining(ReleaseMethods):
         if own_loss.find_own_losses(self) == ["per_example_loss"]:
             return own_loss.evaluation_step(self, examples_of(data))
         return super().test_step(examples_of(data))  # type: ignore[misc]
+
+    def predict_step(self, data: Any) -> Any:
+        """As Keras'; ids from the look-ahead stage, and the proof of a draw, are ignored."""
+        return super().predict_step(examples_of(data))  # type: ignore[misc]
 
     def get_metrics_result(self) -> dict[str, Any]:
         """As Keras', without metrics that have no data yet, such as all in training under `microbatch_size`."""

@@ -7,7 +7,6 @@ traced after the first private step on its weights: `prepare_ordinary_steps` has
 from __future__ import annotations
 
 import warnings
-import weakref
 from typing import Any
 
 import keras
@@ -15,6 +14,8 @@ import keras
 from tfdp_rec.core.claim.entries import new_id
 from tfdp_rec.core.claim.meter import Meter, meters_of
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
+
+_COUNTED, _UNCOUNTED = "counted_steps_id", "uncounted_steps_id"  # attributes of an ordinary optimizer
 
 
 def meters_on(model: Any) -> list[Meter]:
@@ -25,16 +26,24 @@ def meters_on(model: Any) -> list[Meter]:
 def count_ordinary_step(model: Any) -> None:
     """Counts a step of the model's own optimizer, in the graph of the step."""
     # All of them count the same steps, under one id.
-    ids = vars(model).setdefault("_ids_of_ordinary_steps", weakref.WeakKeyDictionary())
     for meter in meters_on(model):
-        meter.count_ordinary(model.optimizer, ids.setdefault(model.optimizer, new_id()))
+        meter.count_ordinary(model.optimizer, vars(model.optimizer).setdefault(_COUNTED, new_id()))
 
 
-def note_earlier_steps(model: Any, optimizer: Any) -> None:
-    """Adds steps that an ordinary optimizer made on a model's weights ahead of all private ones to its history."""
-    steps = 0 if optimizer is None or isinstance(optimizer, PrivateOptimizer) else int(optimizer.iterations)
-    if steps and not meters_on(model):  # else they were counted
-        model.open_history().add_ordinary(optimizer, steps)
+def uncounted_steps(model: Any, optimizer: Any) -> dict[str, tuple[str, int]]:
+    """The steps of an ordinary optimizer that no meter counted, (its name, number) by an id; nothing, if none."""
+    if optimizer is None or isinstance(optimizer, PrivateOptimizer):
+        return {}
+    counted = max((each.snapshot().steps_of(getattr(optimizer, _COUNTED, "")) for each in meters_on(model)), default=0)
+    steps = int(optimizer.iterations) - counted
+    id = vars(optimizer).setdefault(_UNCOUNTED, new_id())
+    return {id: (type(optimizer).__name__, steps)} if steps > 0 else {}
+
+
+def note_uncounted_steps(model: Any, found: dict[str, tuple[str, int]]) -> None:
+    """Adds such steps to the history of a model that is to be trained privately."""
+    for id, (name, steps) in found.items():
+        model.open_history().add_ordinary(name, steps, id)
 
 
 _COMPILE = "compile it with a mechanism of this package, such as tfdp_rec.LazyDPSGD, or call tfdp_rec.make_private"

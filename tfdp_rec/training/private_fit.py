@@ -106,13 +106,18 @@ class PrivateFit:
     _release: _Release | None = None
 
     def __repr__(self) -> str:
-        optimizer, sampling = self.model.optimizer, self.plan.sampling
+        kind, sampling = type(self.model.optimizer).__name__, self.plan.sampling
+        if not self.model.is_private:
+            return f"<PrivateFit of '{self.model.name}', which {kind} trains now, without privacy>"
         return (
-            f"<PrivateFit of '{self.model.name}': {type(optimizer).__name__}, epsilon {self.plan.epsilon:g} and delta "
+            f"<PrivateFit of '{self.model.name}': {kind}, epsilon {self.plan.epsilon:g} and delta "
             f"{self.plan.delta:g} for each of {sampling.num_units} {sampling.unit}s, {self.plan.steps} steps of "
             f"{sampling.expected_batch_size:g}, noise multiplier {self.plan.noise_multiplier:.3g}, "
             f"{self.share_of_signal:.0%} of the signal that epsilon allows>"
         )
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return self.model(*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name == "model":  # a copy has none yet
@@ -127,8 +132,8 @@ class PrivateFit:
 
     @property
     def epsilon(self) -> float:
-        """ε of the steps that were made."""
-        return self.plan.accountant.epsilon()
+        """ε of the steps that were made; infinite if an ordinary optimizer made others on the same weights."""
+        return math.inf if self.plan.accountant.spending.history.ordinary else self.plan.accountant.epsilon()
 
     def fit(self, callbacks: Any = None, *others: Any, **options: Any) -> Any:
         """Trains until the budget is spent; ε is in the logs.
@@ -319,7 +324,7 @@ def make_private(
     if epochs is not None and (not isinstance(epochs, (int, np.integer)) or epochs < 1):
         raise ValueError(f"epochs must be a whole number from 1, got {epochs!r}.")
     names = input_names(model)
-    data = arrays_of(data, names)
+    data = arrays_of(data, names, type(model) is keras.Sequential)
     rows = number_of_rows(data)
     units, pick = rows_of_units(unit, rows)
     if unit is None:

@@ -11,7 +11,7 @@ import tensorflow as tf
 from tfdp_rec.core.ground.keras_internals import compile_arguments, functional_class
 from tfdp_rec.training.arrays import has_text
 from tfdp_rec.training.model import PrivateModel, PrivateTraining
-from tfdp_rec.training.ordinary_steps import note_earlier_steps, watch
+from tfdp_rec.training.ordinary_steps import note_uncounted_steps, uncounted_steps, watch
 from tfdp_rec.training.private_step import OPTIONS
 
 OF_COMPILE = ("loss", "loss_weights", "metrics", "weighted_metrics")
@@ -37,7 +37,7 @@ def private_form(model: Any, data: Any) -> Any:
         _MADE[model] = make_private_model(model, data)
         if not watched:
             watch(model)  # its own optimizer would train the same weights without privacy
-    note_earlier_steps(_MADE[model], model.optimizer if model.compiled else None)
+    note_uncounted_steps(_MADE[model], uncounted_steps(model, model.optimizer if model.compiled else None))
     return _MADE[model]
 
 

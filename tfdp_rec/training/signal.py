@@ -47,12 +47,12 @@ def choose_batches(
     most = max(1, int(_MOST_SEEN / units))
     candidates = [epochs] if epochs else [each for each in _EPOCHS if each <= most] or [most]
     for each in candidates[:-1]:
-        size = batch_size or _batch_size(units, values, each)
+        size = _batch_size(units, values, each) if batch_size is None else batch_size
         sampling, steps = PoissonSampling(units, size), each * math.ceil(units / size)
         noise = calibrate_noise(epsilon, delta, sampling, steps, "rdp", allow_large_delta=True)
         if share_of_signal(sampling, steps, noise, epsilon, delta) >= _ENOUGH:
             return size, each
-    return batch_size or _batch_size(units, values, candidates[-1]), candidates[-1]
+    return _batch_size(units, values, candidates[-1]) if batch_size is None else batch_size, candidates[-1]
 
 
 def _batch_size(units: int, values: int, epochs: int) -> int:

@@ -17,6 +17,7 @@ import textwrap
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.core.ground.refused import NotPrivate
@@ -132,10 +133,11 @@ def validate(model: keras.Model, batch: Any) -> Report:
           out (Dense): closed form, 5 weights
     """
     batch = examples_of(batch)
-    if type(model) in PLAIN:
-        plain, model = model, make_private_model(model, batch)
+    of_batch = _check_batch(batch)
+    if type(model) in PLAIN and not of_batch:
+        plain, model = model, make_private_model(model, tf.nest.map_structure(np.asarray, tensors(batch)))
         model.compile(**compile_options(plain))
-    before = [*_check_model(model), *_check_batch(batch)]
+    before = [*_check_model(model), *of_batch]
     if before:
         trial = TrialStep(model)
         return _report(model, trial, [*before, *trial.refusals], unread=_UNREAD)

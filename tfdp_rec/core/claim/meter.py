@@ -88,9 +88,9 @@ class Meter:
         self.counters.closed.add(entry, id)
         self.note_expense()
 
-    def add_ordinary(self, optimizer: Any, steps: int) -> None:
-        """Adds steps of an optimizer that is not private, made before these weights were trained privately."""
-        self.add_entry(Entry(NoOpDpEvent(), steps, label=type(optimizer).__name__, ordinary=True))
+    def add_ordinary(self, name: str, steps: int, id: str) -> None:
+        """Adds steps of an optimizer that is not private, which were not counted in a graph."""
+        self.add_entry(Entry(NoOpDpEvent(), steps, label=name, ordinary=True), id)
 
     def merge(self, entries: Entries) -> None:
         """Adds the entries of a saved model or checkpoint, ahead of what else is restored from it."""

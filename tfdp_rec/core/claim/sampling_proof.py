@@ -299,8 +299,8 @@ _CHOOSING = (
 _NOT_TAKEN_APART = (
     "A batch of plan.batches(fetch) is taken by a private step, and no private step took this one: make the model a "
     "tfdp_rec.PrivateModel(inputs, outputs), or put the mix-in first, class Mine(tfdp_rec.PrivateTraining, "
-    "keras.Model), without a train_step of its own, and call fit. In a loop of your own batch.batch has the rows, "
-    "and tfdp_rec.clipping.clipped_sum(model, batch, ...) takes the batch as it is."
+    "keras.Model), without a train_step of its own, and call fit. In a loop of your own call "
+    "model.train_on_batch(batch); the rows are in batch.batch."
 )
 _NOT_DIVISIBLE = (
     "A sampled batch cannot be regrouped (batch, unbatch, padded_batch, ...): the units drawn together are what the "

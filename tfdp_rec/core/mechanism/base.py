@@ -221,6 +221,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
             name=name,
             **checks.admit(type(self).__name__, kwargs),
         )
+        if not isinstance(noise, NoiseSource | None):
+            raise TypeError(f"noise must be a tfdp_rec.noise.NoiseSource, got {noise!r}; leave it out.")
         if noise is not None and secure:
             raise ValueError("Give noise= or secure=True, not both.")
         self.recursion = Recursion(momentum, nesterov, weight_decay or 0.0)

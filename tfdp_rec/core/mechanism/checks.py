@@ -114,7 +114,10 @@ def refuse_other_model(optimizer: Any, variables: Iterable[keras.Variable]) -> N
         )
 
 
-_REPLICAS = (tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.TPUStrategy)
+_REPLICAS = (
+    tf.distribute.MirroredStrategy, tf.distribute.MultiWorkerMirroredStrategy, tf.distribute.TPUStrategy,
+    tf.distribute.OneDeviceStrategy,
+)  # fmt: skip
 
 
 def refuse_replicas(*strategies: tf.distribute.Strategy) -> None:
@@ -122,8 +125,8 @@ def refuse_replicas(*strategies: tf.distribute.Strategy) -> None:
     for strategy in strategies:
         if isinstance(strategy, _REPLICAS) or strategy.num_replicas_in_sync > 1:
             raise NotPrivate(
-                f"Each replica of a {type(strategy).__name__} would clip and add noise separately: make, compile and "
-                "fit the model outside its scope, on one device; or, on several machines, train with parameter "
+                f"{type(strategy).__name__}: each replica of a strategy would clip and add noise separately. Make, "
+                "compile and fit the model outside its scope, on one device; or, on several machines, train with parameter "
                 "servers, tfdp_rec.distribute.ParameterServerTrainer."
             )
 
