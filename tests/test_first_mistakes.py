@@ -58,7 +58,7 @@ def test_names_of_no_likeness_and_private_ones_are_left_alone():
 
 # Models, loops and strategies that are not private.
 
-REPLICAS = "MirroredStrategy: each replica of a strategy would clip and add noise separately. Make, compile and fit"
+REPLICAS = "(Mirrored|OneDevice)Strategy: each replica of a strategy would clip and add noise separately. Make, compile"
 TAKEN = "is taken by a private step, and no private step took this one"
 
 
@@ -96,6 +96,24 @@ class OwnLoss(tfrs.Model):
 
     def compute_loss(self, inputs, training=False):
         return tf.reduce_mean(tf.square(self.table(inputs["x"]) - inputs["y"]))
+
+
+def test_a_private_model_predicts_and_evaluates_on_drawn_batches():
+    private = tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS)
+    assert private.predict(private.batches.take(1), verbose=0).shape[1] == 1
+    assert private.evaluate(private.batches.take(1), verbose=0) > 0
+
+
+def test_a_private_model_of_several_inputs_predicts_what_the_plain_one_does():
+    """The tuple that Keras puts around the inputs was taken off, and the second input for targets."""
+    inputs = [keras.Input([], dtype="int32") for _ in range(2)]
+    rows = [layers.Embedding(ITEMS, 4)(one) for one in inputs]
+    model = keras.Model(inputs, layers.Dense(1)(layers.Concatenate()(rows)))
+    model.compile("adam", "mse")
+    private = tfdp_rec.make_private(model, ((IDS, IDS[::-1]), Y), **SETTINGS)
+    expected = model.predict((IDS, IDS[::-1]), verbose=0)
+    np.testing.assert_allclose(private.predict((IDS, IDS[::-1]), verbose=0), expected, rtol=1e-5)
+    np.testing.assert_allclose(private.predict_on_batch((IDS, IDS[::-1])), expected, rtol=1e-5)
 
 
 @pytest.mark.parametrize("make", [functional, OwnStep, OwnLoss])
@@ -154,13 +172,20 @@ def fitted_within():
         private.fit(verbose=0)
 
 
+def fitted_on_one_device():
+    private = tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS)
+    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
+        private.fit(verbose=0)
+
+
 def run_by_it():
     private = tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS)
     tf.distribute.MirroredStrategy(["CPU:0"]).run(private.model.train_step, args=(next(iter(private.batches)),))
 
 
 @pytest.mark.parametrize(
-    "ways", [compiled_within, made_private_of_one_within, made_private_within, fitted_within, run_by_it]
+    "ways",
+    [compiled_within, made_private_of_one_within, made_private_within, fitted_within, fitted_on_one_device, run_by_it],
 )
 def test_every_way_to_train_on_replicas_gets_one_sentence(ways):
     """They ended in: int() argument must be a string …, not 'MirroredVariable'; in an AssertionError; or nowhere."""
@@ -181,6 +206,14 @@ def test_every_way_to_train_on_replicas_gets_one_sentence(ways):
         ({"momentum": "0.9"}, "momentum must be a number"),
         ({"unit": "user"}, "unit='user' is no column: give unit= the user id of each row, an array of 400 ids"),
         ({"mechanism": "LazyDP"}, "mechanism must be one of DPSGD, LazyDPSGD"),
+        ({"batch_size": 0}, "expected_batch_size must be positive, got 0"),
+        ({"batch_size": 0, "epochs": None}, "expected_batch_size must be positive, got 0"),
+        ({"l2_norm_clp": 1.0}, "takes no l2_norm_clp=; did you mean l2_norm_clip="),
+        ({"learning_rate": -1.0}, "learning_rate must be a number of at least 0, got -1"),
+        ({"learning_rate": "0.1"}, "learning_rate must be a number, got '0.1'"),
+        ({"dense_optimizer": "sgdd"}, "dense_optimizer='sgdd' is no optimizer of Keras"),
+        ({"noise": "none"}, "noise must be a tfdp_rec.noise.NoiseSource, got 'none'"),
+        ({"unit": [""] + ["a"] * 399}, "no user id in row 0"),
     ],
 )
 def test_settings_that_are_no_numbers_or_columns_are_named(options, says):
@@ -195,13 +228,46 @@ def test_a_mechanism_is_taken_by_its_class_and_in_any_case(mechanism):
 
 
 def test_what_is_no_model_is_said_to_be_none():
-    with pytest.raises(TypeError, match="takes a Keras model, got a str"):
+    with pytest.raises(TypeError, match=r"a Keras model and then its data, .*, got a str first"):
         tfdp_rec.make_private("model", (IDS, Y), **SETTINGS)
 
 
 def test_targets_that_are_text_are_told_what_numbers_them():
     with pytest.raises(ValueError, match=r"y holds text.*labels == 'yes'"):
         tfdp_rec.make_private(sequential(), (IDS, np.where(Y > 0.5, "yes", "no")), **SETTINGS)
+
+
+CLICKS = keras.losses.BinaryCrossentropy(from_logits=True)
+
+
+@pytest.mark.parametrize(
+    ("data", "loss", "says"),
+    [
+        ((IDS + 2**32, Y), "mse", "'item' is int32, and has ids up to 4.29.*dtype='int64'"),
+        ((IDS + 0.5, Y), "mse", "'item' is int32, and the data hold fractions"),
+        ((IDS, Y * 2 - 1), CLICKS, r"from 0 to 1, and y has some from -1 to"),
+        ((IDS, Y, -np.ones(ROWS)), "mse", "sample_weight must be at least 0"),
+        ((np.array([None] + [1] * (ROWS - 1), object), Y), "mse", "an array of object .*missing"),
+        ((np.array(["2026-01-01"] * ROWS, "datetime64[D]"), Y), "mse", "an array of datetime64"),
+        (([{"item": 1}] * ROWS, Y), "mse", "a single value is no array: of records give columns"),
+    ],
+)
+def test_numbers_that_a_model_would_read_as_others_are_refused(data, loss, says):
+    """Ids past 2^31 were cast to others, labels of -1 trained to a loss above any, lists said [-1] rows."""
+    model = functional()
+    model.compile("adam", loss)
+    with pytest.raises((TypeError, ValueError), match=says):
+        tfdp_rec.make_private(model, data, **SETTINGS)
+
+
+def test_numbers_in_lists_are_arrays_and_those_that_are_none_are_warned_of():
+    model = functional()
+    model.compile("adam", "mse")
+    y = Y.copy()
+    y[:7] = np.nan
+    with pytest.warns(UserWarning, match="7 rows hold what is no finite number"):
+        private = tfdp_rec.make_private(model, (IDS.tolist(), y), **SETTINGS)
+    assert private.batches.element_spec.batch[0].dtype == tf.int64
 
 
 def test_an_epsilon_that_protects_nothing_is_warned_of():
@@ -251,6 +317,11 @@ def test_a_table_gives_its_columns_to_the_inputs_of_their_names():
     assert np.isfinite(private.fit(verbose=0).history["loss"][0])
     with pytest.raises(ValueError, match="inputs of the names item, and the Frame has the columns sku, day: name"):
         tfdp_rec.make_private(model, (Frame(sku=IDS, day=IDS), Y), **SETTINGS)
+    rows = keras.Sequential([keras.Input([2]), layers.Dense(2)])  # of one input, and two targets
+    rows.compile("adam", "mse")
+    both = Frame(a=IDS.astype("float32"), b=IDS.astype("float32"))
+    x, y = tfdp_rec.make_private(rows, (both, both), **SETTINGS).batches.element_spec.batch
+    assert x.shape[1:] == y.shape[1:] == 2
 
 
 # What make_private returns.
@@ -272,10 +343,11 @@ def test_what_make_private_returns_is_used_like_its_model(tmp_path):
     private.export(tmp_path / "servable", verbose=False)
     with pytest.raises(AttributeError, match="sumary"):
         private.sumary()
+    assert private(IDS[:3]).shape == (3, 1)
     assert copy.copy(private).model is private.model
 
 
-@pytest.mark.parametrize("rows", [(IDS, Y), (IDS[:50], Y[:50]), (IDS.copy(), Y.copy())])
+@pytest.mark.parametrize("rows", [(IDS, Y), (IDS[:50], Y[:50]), (IDS.copy(), Y[:, 0].copy(), np.ones(ROWS))])
 def test_a_stop_by_training_rows_that_are_called_validation_data_is_refused(rows):
     private = tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS)
     with pytest.raises(tfdp_rec.NotPrivate, match="EarlyStopping would act on validation_data that are rows of"):
@@ -306,6 +378,9 @@ def test_training_that_came_before_is_in_the_statement():
         private = tfdp_rec.make_private(model, (IDS, Y), **SETTINGS)
     private.fit(verbose=0)
     assert "none, since 13 steps of Adam before or after private training" in " ".join(private.statement().split())
+    assert private.epsilon == math.inf
+    private.compile("sgd", "mse")
+    assert repr(private).endswith("which SGD trains now, without privacy>")
 
 
 # Options of other calls.

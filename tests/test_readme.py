@@ -22,7 +22,8 @@ def test_the_readmes_python_runs(tmp_path, monkeypatch, capsys):
     text = README.read_text(encoding="utf-8")
     short = text.replace("data, epsilon=8.0)", "data, epsilon=8.0, batch_size=3_600, epochs=1)")
     short = short.replace("steps=400)", "steps=4)").replace("=100, epochs=4", "=2, epochs=2")
-    assert short.count("epochs=1)") == short.count("steps=4)") == short.count("=2, epochs=2") == 1
+    short = short.replace('took, epsilon=8.0, unit="row")', 'took, epsilon=8.0, batch_size=2_000, epochs=1)')
+    assert short.count("epochs=1)") == 2 and short.count("steps=4)") == short.count("=2, epochs=2") == 1
     names = run_the_page(short)
     assert "epsilon" in capsys.readouterr().out.lower()
     assert (tmp_path / "servable" / "saved_model.pb").is_file()
@@ -50,4 +51,4 @@ def test_the_readmes_models_learn(tmp_path, monkeypatch):
         area.update_state(liked[test], model.predict((user[test], item[test]), verbose=0))
         auc = float(area.result())
         print("AUC", auc)
-        assert 0.82 < auc < 0.88
+        assert 0.79 < auc < 0.88

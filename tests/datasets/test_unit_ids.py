@@ -10,7 +10,7 @@ import tfdp_rec
 from tfdp_rec.datasets.unit_ids import unit_numbers
 
 KINDS = [
-    st.integers(-(2**70), 2**70), st.text(max_size=3), st.binary(max_size=2), st.booleans(),
+    st.integers(-(2**70), 2**70), st.text(min_size=1, max_size=3), st.binary(min_size=1, max_size=2), st.booleans(),
     st.frozensets(st.integers(0, 3)), st.tuples(st.integers(0, 2), st.text(max_size=1)),
 ]  # fmt: skip
 

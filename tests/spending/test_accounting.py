@@ -224,7 +224,7 @@ def test_a_history_survives_json():
 
 @pytest.mark.parametrize("delta", [0, 1, -1e-9, 2, math.nan])
 def test_delta_out_of_range(delta):
-    with pytest.raises(ValueError, match="delta must be between 0 and 1"):
+    with pytest.raises(ValueError, match="delta must be above 0 and below 1"):
         Accountant(GaussianDpEvent(1.0), USERS, delta)
 
 
@@ -247,7 +247,7 @@ def test_unknown_sampling_event_and_accountant_are_refused():
         Accountant(GaussianDpEvent(-1.0), USERS, DELTA)
     with pytest.raises(ValueError, match='try accountant="pld"'):
         accountant(dp_accounting.LaplaceDpEvent(1.0), by="rdp")
-    with pytest.raises(ValueError, match="target_epsilon must be positive"):
+    with pytest.raises(ValueError, match="epsilon must be positive"):
         accountant().max_steps(0)
     with pytest.raises(ValueError, match="steps must be a whole number"):
         accountant().epsilon(steps=-1)
@@ -295,7 +295,7 @@ def test_calibration_of_two_gaussians_with_other_spending():
 def test_calibration_refuses_what_cannot_be():
     with pytest.raises(ValueError, match="No noise multiplier"):
         calibrate_noise(1.0, DELTA, USERS, 10, "rdp", spent=[(GaussianDpEvent(0.5), "loud counts")])
-    with pytest.raises(ValueError, match="target_epsilon must be positive"):
+    with pytest.raises(ValueError, match="epsilon must be positive"):
         calibrate_noise(-1.0, DELTA, USERS, 10)
     with pytest.raises(ValueError, match="steps must be at least 1"):
         calibrate_noise(1.0, DELTA, USERS, 0)

@@ -42,11 +42,11 @@ def test_larger_batches_and_more_epochs_reach_more():
 @pytest.mark.parametrize(
     ("units", "values", "epsilon", "chosen"),
     [
-        (36_000, 3, 8.0, (5_400, 60)),
+        (36_000, 3, 8.0, (3_600, 40)),
         (36_000, 3, 1.0, (1_800, 20)),
-        (10_000_000, 3, 8.0, (8_100, 2)),  # signal is not what lacks
-        (100_000, 500, 8.0, (520, 60)),  # memory: half a million values a batch
-        (10, 3, 8.0, (1, 60)),
+        (10_000_000, 3, 8.0, (8_191, 2)),  # signal is not what lacks
+        (100_000, 500, 8.0, (524, 40)),  # memory: half a million values a batch
+        (10, 3, 8.0, (1, 40)),
     ],
 )
 def test_the_fewest_epochs_that_reach_nearly_all_are_chosen(units, values, epsilon, chosen):
@@ -55,7 +55,7 @@ def test_the_fewest_epochs_that_reach_nearly_all_are_chosen(units, values, epsil
 
 def test_what_is_given_stays():
     assert choose_batches(36_000, 3, 8.0, 1e-6, batch_size=500)[0] == 500
-    assert choose_batches(36_000, 3, 8.0, 1e-6, epochs=7) == (630, 7)
+    assert choose_batches(36_000, 3, 8.0, 1e-6, epochs=7) == (621, 7)  # 58 steps an epoch
 
 
 def test_make_private_chooses_both_and_says_what_they_reach(capsys):

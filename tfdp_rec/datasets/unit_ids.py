@@ -21,6 +21,8 @@ def unit_numbers(unit: Any, rows: int) -> NDArray[np.int64]:
     if ids.dtype.kind in "OV":
         return _number_by_hash(_objects(ids.tolist()))
     missing = np.ma.getmaskarray(unit) if isinstance(unit, np.ma.MaskedArray) else ids != ids
+    if ids.dtype.kind in "SU":
+        missing = missing | (np.char.str_len(ids) == 0)  # what a file has in place of nothing
     if missing.any():
         raise ValueError(_MISSING.format(int(np.flatnonzero(missing)[0])))
     if ids.dtype.kind in "fc" and (np.abs(ids) >= 2.0 ** (np.finfo(ids.dtype).nmant + 1)).any():
@@ -42,7 +44,7 @@ def _number_by_hash(ids: NDArray[Any]) -> NDArray[np.int64]:
     found = np.empty(len(ids), np.int64)
     kinds = set()
     for row, each in enumerate(ids):
-        if _is_missing(each):
+        if _is_missing(each) or isinstance(each, (str, bytes)) and not each:
             raise ValueError(_MISSING.format(row))
         kinds.add(next((kind for kind in (str, bytes) if isinstance(each, kind)), object))
         found[row] = numbers.setdefault(each, len(numbers))

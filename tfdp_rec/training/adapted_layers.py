@@ -10,8 +10,15 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
+import keras
+
 from tfdp_rec.core.ground.keras_internals import can_adapt, has_file_vocabulary, keep_vocabulary, layers_within
 from tfdp_rec.core.ground.refused import NotPrivate
+
+_TEXT = (
+    " A private step takes no text apart, however: vectorize the data beforehand, and put the layer in front again to "
+    "serve, keras.Sequential([text_layer, model])."
+)
 
 
 def refuse_adapted(model: Any) -> None:
@@ -23,6 +30,7 @@ def refuse_adapted(model: Any) -> None:
             "weights: give its constructor mean= and variance=, vocabulary= or bin_boundaries= that are public or paid "
             "for (tfdp_rec.privacy.private_moments, private_items, private_terms); or declare that adapt sees public "
             "data alone, compile(..., adapted_to_public_data=True)."
+            + (_TEXT if isinstance(found[0], keras.layers.TextVectorization) else "")
         )
 
 

@@ -54,13 +54,13 @@ def _refuse_no_arrays(data: Any) -> None:
             raise TypeError(
                 f"The data hold a {type(leaf).__name__}, whose rows have no length in common: "
                 "tfdp_rec.data.padded(ids, length) makes arrays of it, ids and weights, at a length that you choose "
-                "without the data."
+                "without the data. Of few columns that are no ids, take .toarray()."
             )
 
 
 def _arrays(data: Any) -> Any:
     # Lists as tuples: tf.data takes a list for one array.
-    if isinstance(data, (list, tuple)):
+    if isinstance(data, (list, tuple)) and not all(isinstance(each, (int, float, str)) for each in data):
         return tuple(map(_arrays, data))
     if isinstance(data, dict):
         return {key: _arrays(value) for key, value in data.items()}
@@ -92,7 +92,9 @@ def number_of_rows(data: Any) -> int:
     """The number of rows that all arrays have."""
     lengths = {len(array) if array.ndim else -1 for array in tf.nest.flatten(data)}
     if len(lengths) != 1 or not lengths - {-1, 0}:
-        raise ValueError(f"data must be arrays with the same number of rows, at least one; got {sorted(lengths)} rows.")
+        single = "; a single value is no array: of records give columns, as arrays" if -1 in lengths else ""
+        numbers = sorted(lengths - {-1})
+        raise ValueError(f"data must be arrays with the same number of rows, at least one; got {numbers} rows{single}.")
     return lengths.pop()
 
 
@@ -141,3 +143,45 @@ def is_among(rows: Any, data: Any) -> bool:
 
 def _overlap(one: np.ndarray, other: np.ndarray) -> bool:
     return np.shares_memory(one, other) or one.shape == other.shape and np.array_equal(one, other)
+
+
+def look_at_numbers(data: Any, inputs: list[Any] | None, of_clicks: bool) -> None:
+    """Refuses numbers that a model would read as others, and warns of what is none.
+
+    Args:
+        data: Arrays, with targets and weights if the model was compiled with a loss.
+        inputs: Inputs of a model that is made of layers, with names and dtypes.
+        of_clicks: Whether the loss is a binary cross-entropy.
+    """
+    x, *others = data if isinstance(data, tuple) else (data,)
+    named = x.items() if isinstance(x, dict) else zip([each.name for each in inputs or ()], tf.nest.flatten(x))
+    for name, array in named:
+        dtype = next((each.dtype for each in inputs or () if each.name == name), None)
+        if dtype in ("int32", "int64") and array.dtype.kind in "iuf":
+            _refuse_other_ids(name, array, np.dtype(dtype))
+    if others and of_clicks and others[0].dtype.kind in "iuf" and ((others[0] < 0) | (others[0] > 1)).any():
+        raise ValueError(
+            f"Targets of a binary cross-entropy are from 0 to 1, and y has some from {np.nanmin(others[0]):g} to "
+            f"{np.nanmax(others[0]):g}: give (y > threshold).astype('float32')."
+        )
+    if len(others) > 1 and np.less(others[1], 0).any():
+        raise ValueError("sample_weight must be at least 0: a negative weight trains away from its row's target.")
+    rows = [~np.isfinite(a).reshape(len(a), -1).all(1) for a in tf.nest.flatten(data) if a.dtype.kind == "f"]
+    if number := int(np.logical_or.reduce(rows).sum()) if rows else 0:
+        warnings.warn(
+            f"{number} rows hold what is no finite number (NaN, say): they give nothing to any sum. Fill them in, "
+            "or leave them out.",
+            stacklevel=4,
+        )
+
+
+def _refuse_other_ids(name: str, array: np.ndarray, dtype: np.dtype) -> None:
+    # TensorFlow would cast them: ids past 2³¹ to others, fractions to whole numbers.
+    limits = np.iinfo(dtype)
+    if array.size and not (limits.min <= np.nanmin(array) and np.nanmax(array) <= limits.max):
+        raise ValueError(
+            f"Input '{name}' is {dtype}, and has ids up to {np.nanmax(array):g}, which it would read as others: "
+            "keras.Input(..., dtype='int64'), and number them by keras.layers.IntegerLookup or Hashing."
+        )
+    if array.dtype.kind == "f" and (array % 1 > 0).any():
+        raise ValueError(f"Input '{name}' is {dtype}, and the data hold fractions, which it would cut off.")

@@ -20,7 +20,7 @@ import tensorflow as tf
 
 from tfdp_rec.core.claim.entries import Use
 from tfdp_rec.core.claim.events import DpEvent
-from tfdp_rec.core.claim.sampling_proof import Source, refusals_in_words
+from tfdp_rec.core.claim.sampling_proof import Source, refusals_in_words, strip_draw
 from tfdp_rec.core.ground.keras_internals import functional_class, is_functional, metrics_container
 from tfdp_rec.core.ground.refused import NotPrivate, refuse_below
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
@@ -344,8 +344,8 @@ class PrivateTraining(ReleaseMethods):
         return super().test_step(examples_of(data))  # type: ignore[misc]
 
     def predict_step(self, data: Any) -> Any:
-        """As Keras'; ids from the look-ahead stage, and the proof of a draw, are ignored."""
-        return super().predict_step(examples_of(data))  # type: ignore[misc]
+        """As Keras'; the proof of a draw is ignored."""
+        return super().predict_step(strip_draw(data))  # type: ignore[misc]
 
     def get_metrics_result(self) -> dict[str, Any]:
         """As Keras', without metrics that have no data yet, such as all in training under `microbatch_size`."""

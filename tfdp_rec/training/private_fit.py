@@ -17,6 +17,7 @@ The call combines these parts:
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import inspect
 import math
 import threading
@@ -44,7 +45,15 @@ from tfdp_rec.datasets.unit_ids import unit_numbers
 from tfdp_rec.mechanisms import MECHANISMS
 from tfdp_rec.sums.fixed_point import check_noise
 from tfdp_rec.sums.reliability import LABEL, Reliability, private_reliability
-from tfdp_rec.training.arrays import arrays_of, has_text, is_among, number_of_rows, rows_of_units, warn_of_users
+from tfdp_rec.training.arrays import (
+    arrays_of,
+    has_text,
+    is_among,
+    look_at_numbers,
+    number_of_rows,
+    rows_of_units,
+    warn_of_users,
+)
 from tfdp_rec.training.callback_checks import list_callbacks
 from tfdp_rec.training.own_loss import find_own_losses
 from tfdp_rec.training.private_form import OF_COMPILE, compile_options, input_names, private_form
@@ -257,6 +266,9 @@ class Settings(Options, total=False):
     adapted_to_public_data: bool
 
 
+_SETTINGS = ("epsilon", "batch_size", "epochs", "delta", "l2_norm_clip", "accountant", *Settings.__annotations__)
+
+
 def make_private(
     model: keras.Model, data: Any, *others: Never, epsilon: float, batch_size: int | None = None,
     epochs: int | None = None, learning_rate: Any = None, delta: float | None = None, unit: Any = None,
@@ -277,7 +289,7 @@ def make_private(
         *others: Refused, if any: x and y are one argument.
         epsilon: Largest ε of the whole training.
         batch_size: Expected number of units in a batch. By default, with `epochs`, chosen from the number of units and
-            ε (`PrivateFit.share_of_signal`); up to 60 epochs of up to 8,192 units.
+            ε (`PrivateFit.share_of_signal`); up to 40 epochs of up to 8,192 units.
         epochs: Number of epochs, each of which draws every unit once on average; by default chosen, too.
         learning_rate: Float or Keras schedule of plain SGD. By default a first value from public settings: noise alone
             gives the rows of tables a length of 0.7 in all steps together, and variables that are not tables are moved
@@ -314,13 +326,18 @@ def make_private(
         (0.0001, True)
     """
     if not isinstance(model, keras.Model):
-        raise TypeError(f"make_private takes a Keras model, got a {type(model).__name__}.")
+        raise TypeError(
+            f"make_private takes a Keras model and then its data, make_private(model, (x, y), ...), got a "
+            f"{type(model).__name__} first."
+        )
     refuse_replicas(tf.distribute.get_strategy(), model.distribute_strategy)
     if others:
         raise TypeError(_APART)
     for name in settings:
         if name in _REFUSED:
             raise TypeError(_REFUSED[name])
+        if near := [] if name in _SETTINGS else difflib.get_close_matches(name, _SETTINGS, 1, cutoff=0.8):
+            raise TypeError(f"make_private takes no {name}=; did you mean {near[0]}=?")
     if epochs is not None and (not isinstance(epochs, (int, np.integer)) or epochs < 1):
         raise ValueError(f"epochs must be a whole number from 1, got {epochs!r}.")
     names = input_names(model)
@@ -342,6 +359,7 @@ def make_private(
     further: dict[str, Any] = {**settings}
     compiled |= {name: further.pop(name) for name in OPTIONS if name in further}
     _refuse_unfit(private, compiled, data)
+    look_at_numbers(data, private.inputs if names else None, _is_of_clicks(compiled.get("loss")))
     release = None if reliability is None else _Release(reliability, data, unit, _click_loss(compiled, data, private))
     plan = PrivatePlan(
         sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs, l2_norm_clip=l2_norm_clip,

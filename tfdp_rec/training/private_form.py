@@ -27,10 +27,9 @@ def private_form(model: Any, data: Any) -> Any:
     if isinstance(model, PrivateTraining):
         return model
     if type(model) not in PLAIN:
-        kind = type(model).__name__
         raise TypeError(
-            f"{kind} is a class of its own: put tfdp_rec.PrivateTraining first among its bases, "
-            f"class {kind}(tfdp_rec.PrivateTraining, keras.Model), and call make_private again."
+            f"{type(model).__name__} is a class of its own: put tfdp_rec.PrivateTraining first among its bases, "
+            f"{with_mixin(type(model))}, and call make_private again."
         )
     if model not in _MADE or _own_layers(model) != _own_layers(_MADE[model]):  # a Sequential model may have changed
         watched = model in _MADE
@@ -39,6 +38,13 @@ def private_form(model: Any, data: Any) -> Any:
             watch(model)  # its own optimizer would train the same weights without privacy
     note_uncounted_steps(_MADE[model], uncounted_steps(model, model.optimizer if model.compiled else None))
     return _MADE[model]
+
+
+def with_mixin(kind: type) -> str:
+    """The line of a class with the mix-in of private training among its bases."""
+    libraries = {"keras": "keras.", "tensorflow_recommenders": "tfrs."}
+    bases = [libraries.get(base.__module__.split(".")[0], "") + base.__name__ for base in kind.__bases__]
+    return f"class {kind.__name__}(tfdp_rec.PrivateTraining, {', '.join(bases)})"
 
 
 def input_names(model: Any) -> list[str] | None:

@@ -18,7 +18,7 @@ from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
 
 _ENOUGH = 0.9
-_EPOCHS = (5, 10, 20, 40, 60)
+_EPOCHS = (5, 10, 20, 40)
 _STEPS = 400  # with fewer, trainings of the studies had not arrived where more took them
 _MOST_UNITS = 8192  # of a batch
 _MOST_VALUES = 2**18  # of a batch's data, which memory follows
@@ -57,6 +57,5 @@ def choose_batches(
 
 def _batch_size(units: int, values: int, epochs: int) -> int:
     most = min(_MOST_UNITS, max(256, _MOST_VALUES // max(values, 1)), max(1, units // 2))
-    size = max(1, min(most, units * epochs // _STEPS))
-    digits = 10 ** max(0, int(math.log10(size)) - 1)
-    return size // digits * digits  # two digits, as one would choose them
+    steps = math.ceil(units / max(1, min(most, units * epochs // _STEPS)))
+    return math.ceil(units / steps)  # so that an epoch is no more than one

@@ -302,7 +302,7 @@ class Accountant:
 def _valid_delta(delta: float, num_units: int, allow_large: bool) -> float:
     refuse_no_number("delta", delta)
     if not 0 < delta < 1:
-        raise ValueError(f"delta must be between 0 and 1, got {delta!r}.")
+        raise ValueError(f"delta must be above 0 and below 1, got {delta!r}.")
     if delta > 1 / num_units and not allow_large:
         raise ValueError(
             f"delta = {delta:g} is above 1 / num_units = {1 / num_units:.3g}: a mechanism that publishes one "

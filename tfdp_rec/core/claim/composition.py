@@ -227,7 +227,7 @@ def check_epsilon(target_epsilon: float) -> None:
     refuse_no_number("epsilon", target_epsilon)
     if not 0 < target_epsilon <= _MOST_EPSILON:
         words = "at most 100,000" if _MOST_EPSILON < target_epsilon < math.inf else "positive and finite"
-        raise ValueError(f"target_epsilon must be {words}, got {target_epsilon!r}.")
+        raise ValueError(f"epsilon must be {words}, got {target_epsilon!r}.")
 
 
 def valid_count(name: str, value: int) -> int:

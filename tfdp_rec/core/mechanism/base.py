@@ -216,6 +216,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         **kwargs: Any,
     ):
         checks.refuse_replicas(tf.distribute.get_strategy())
+        if isinstance(learning_rate, (str, int, float)):
+            checks.check_not_negative("learning_rate", learning_rate)  # type: ignore[arg-type]
         super().__init__(
             float(learning_rate) if isinstance(learning_rate, int) else learning_rate,
             name=name,

@@ -42,7 +42,10 @@ def check_dense(optimizer: Any) -> keras.optimizers.Optimizer | None:
     """An optimizer for the dense variables, also from a name or config; one that needs raw gradients is refused."""
     if optimizer is None:
         return None
-    optimizer = keras.optimizers.get(optimizer)
+    try:
+        optimizer = keras.optimizers.get(optimizer)
+    except ValueError as problem:
+        raise ValueError(f"dense_optimizer={optimizer!r} is no optimizer of Keras', such as \"adam\".") from problem
     if not type(optimizer).__module__.startswith("keras."):
         raise NotPrivate(
             f"dense_optimizer must be of a class of Keras' own, got {type(optimizer).__name__}: what another class "
@@ -110,7 +113,7 @@ def refuse_other_model(optimizer: Any, variables: Iterable[keras.Variable]) -> N
     if frozen:
         raise ValueError(
             f"{', '.join(frozen)} was frozen after this {name} was built, which would go on adding noise to it: "
-            "compile with a new optimizer after a change of trainable."
+            "compile with a new optimizer after a change of trainable, or call make_private again."
         )
 
 
@@ -126,8 +129,8 @@ def refuse_replicas(*strategies: tf.distribute.Strategy) -> None:
         if isinstance(strategy, _REPLICAS) or strategy.num_replicas_in_sync > 1:
             raise NotPrivate(
                 f"{type(strategy).__name__}: each replica of a strategy would clip and add noise separately. Make, "
-                "compile and fit the model outside its scope, on one device; or, on several machines, train with parameter "
-                "servers, tfdp_rec.distribute.ParameterServerTrainer."
+                "compile and fit the model outside its scope, on one device; or, on several machines, train with "
+                "parameter servers, tfdp_rec.distribute.ParameterServerTrainer."
             )
 
 
