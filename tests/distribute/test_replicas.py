@@ -54,6 +54,18 @@ def test_a_strategy_that_says_it_has_two_replicas_is_refused(monkeypatch):
         model.compile(private, loss="mse")
 
 
+def test_an_ordinary_optimizer_of_a_strategy_may_be_replaced():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        inputs = keras.Input([4])
+        model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(inputs))
+        model.compile("sgd", "mse")
+    model.fit(tf.ones([8, 4]), tf.ones([8, 1]), batch_size=4, verbose=0)
+    with strategy.scope():
+        model.compile("adam", "mse")  # its steps could not be read
+    assert type(model.optimizer) is keras.optimizers.Adam
+
+
 @pytest.mark.slow
 def test_mirrored_strategies_are_refused_and_parameter_servers_named():
     done = subprocess.run([sys.executable, "-W", "ignore", "-c", SCRIPT], capture_output=True, text=True, timeout=120)

@@ -35,7 +35,8 @@ def uncounted_steps(model: Any, optimizer: Any) -> dict[str, tuple[str, int]]:
     if optimizer is None or isinstance(optimizer, PrivateOptimizer):
         return {}
     counted = max((each.snapshot().steps_of(getattr(optimizer, _COUNTED, "")) for each in meters_on(model)), default=0)
-    steps = int(optimizer.iterations) - counted
+    made = keras.ops.convert_to_numpy(optimizer.iterations)  # of a strategy's optimizer, too
+    steps = int(made) - counted
     id = vars(optimizer).setdefault(_UNCOUNTED, new_id())
     return {id: (type(optimizer).__name__, steps)} if steps > 0 else {}
 
