@@ -66,7 +66,8 @@ def run(
     """Does all of a job, or what is not done yet, and writes the run folder; `train` trains elsewhere than here."""
     settings = state.settings
     show = Progress(3 + len(settings.mechanism) + len(_release_files(settings)), verbose)
-    show.note(f"the budget of all that is released is epsilon = {settings.epsilon:g} for each user (--epsilon)")
+    if names.look_up(settings.released_name).claims_epsilon:
+        show.note(f"the budget of all that is released is epsilon = {settings.epsilon:g} for each user (--epsilon)")
     log = _read_log(source, state, show)
     try:
         job = _prepare(source, state, show, log)
