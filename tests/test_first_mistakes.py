@@ -209,7 +209,7 @@ def test_every_way_to_train_on_replicas_gets_one_sentence(ways):
         ({"batch_size": 0}, "expected_batch_size must be positive, got 0"),
         ({"batch_size": 0, "epochs": None}, "expected_batch_size must be positive, got 0"),
         ({"l2_norm_clp": 1.0}, "takes no l2_norm_clp=; did you mean l2_norm_clip="),
-        ({"learning_rate": -1.0}, "learning_rate must be a number of at least 0, got -1"),
+        ({"learning_rate": -1.0}, "learning_rate must be at least 0, got -1"),
         ({"learning_rate": "0.1"}, "learning_rate must be a number, got '0.1'"),
         ({"dense_optimizer": "sgdd"}, "dense_optimizer='sgdd' is no optimizer of Keras"),
         ({"noise": "none"}, "noise must be a tfdp_rec.noise.NoiseSource, got 'none'"),
@@ -286,7 +286,7 @@ def test_users_with_several_rows_are_spoken_of_unless_rows_are_meant():
     with pytest.warns(UserWarning, match=r"'user_id' holds users, who have several rows: unit= .*; unit=\"row\""):
         tfdp_rec.make_private(by_name("user_id"), (IDS, Y), **SETTINGS)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
+        warnings.simplefilter("error", UserWarning)
         tfdp_rec.make_private(by_name("user_id"), (IDS, Y), unit="row", **SETTINGS)
         tfdp_rec.make_private(by_name("user_id"), (np.arange(ROWS), Y), **SETTINGS)
         tfdp_rec.make_private(by_name("item_id"), (IDS, Y), **SETTINGS)

@@ -34,8 +34,8 @@ def test_epsilon_of_two_gaussians(capsys):
 def test_numbers_are_taken_as_people_write_them(capsys):
     for units in ("100000", "1e5"):
         assert cli.main(f"epsilon --noise-multiplier 1 --units {units} --batch-size 100 --steps 10 --rdp".split()) == 0
-    first, second = capsys.readouterr().out.splitlines()
-    assert first == second
+    first, odds, *again = capsys.readouterr().out.splitlines()
+    assert again == [first, odds] and "odds of a guess about one user" in odds
 
 
 def test_the_statement(capsys):
@@ -52,7 +52,7 @@ def test_the_statement(capsys):
         ("epsilon", "the following arguments are required: --noise-multiplier"),
         (f"epsilon --noise-multiplier loud {SETTING}", "invalid float value: 'loud'"),
         (f"epsilon --noise-multiplier -1 {SETTING}", "--noise-multiplier must be from 0 to 10^100"),
-        (f"epsilon --noise-multiplier 1 {SETTING} --delta 2", "--delta must be between 0 and 1"),
+        (f"epsilon --noise-multiplier 1 {SETTING} --delta 2", "--delta must be above 0 and below 1"),
         (f"epsilon --noise-multiplier 1 {SETTING} --delta 0.01", "above 1 / --units = 9.03e-06"),
         (f"epsilon --noise-multiplier 1 {SETTING} --delta 0.01", "or pass --allow-large-delta."),
         (f"epsilon --noise-multiplier 1 {SETTING} --units 100", "fewer units than a batch"),
@@ -75,7 +75,7 @@ def test_wrong_arguments_get_one_line_and_exit_code_2(arguments, message, capsys
         ("--epsilon 0", "--epsilon must be positive and finite, got 0.0"),
         ("--batch-size 0", "--batch-size must be positive"),
         ("--units 0", "--units must be a positive integer"),
-        ("--delta 3", "--delta must be between 0 and 1"),
+        ("--delta 3", "--delta must be above 0 and below 1"),
         ("--steps 0", "--steps must be at least 1"),
     ],
 )
@@ -86,7 +86,7 @@ def test_errors_name_what_was_typed_and_not_the_librarys_arguments(wrong, words,
 
 def test_errors_of_ours_keep_their_trace_for_who_asks(monkeypatch):
     monkeypatch.setenv("TFDP_REC_DEBUG", "1")
-    with pytest.raises(ValueError, match="target_epsilon"):
+    with pytest.raises(ValueError, match="epsilon must be positive"):
         cli.main(f"calibrate --epsilon -1 {SETTING}".split())
 
 

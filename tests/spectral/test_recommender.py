@@ -341,7 +341,7 @@ def test_a_file_that_does_not_tell_what_its_sums_cost_is_refused(fitted, tmp_pat
     [
         ({}, TypeError, "either epsilon"),
         ({"epsilon": 1.0, "noise_multiplier": 1.0}, TypeError, "either epsilon"),
-        ({"epsilon": 0.0}, ValueError, "target_epsilon"),
+        ({"epsilon": 0.0}, ValueError, "epsilon must be positive"),
         ({"noise_multiplier": 0.0}, ValueError, "noise_multiplier"),
         ({"epsilon": 1.0, "delta": 0.0}, ValueError, "delta"),
         ({"noise_multiplier": 1.0, "delta": 1.0}, ValueError, "delta"),

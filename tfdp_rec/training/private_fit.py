@@ -35,7 +35,7 @@ from tfdp_rec.core.claim.entries import Use
 from tfdp_rec.core.claim.events import GaussianDpEvent
 from tfdp_rec.core.claim.schemes import PoissonSampling
 from tfdp_rec.core.ground.keras_internals import functional_class, layers_within
-from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.ground.refused import NotPrivate, refuse_below
 from tfdp_rec.core.mechanism.arguments import Options
 from tfdp_rec.core.mechanism.checks import refuse_replicas
 from tfdp_rec.core.mechanism.noise_walk import first_dense_optimizer, first_rate
@@ -340,6 +340,8 @@ def make_private(
             raise TypeError(f"make_private takes no {name}=; did you mean {near[0]}=?")
     if epochs is not None and (not isinstance(epochs, (int, np.integer)) or epochs < 1):
         raise ValueError(f"epochs must be a whole number from 1, got {epochs!r}.")
+    if isinstance(learning_rate, (int, float)):
+        refuse_below(0, learning_rate=learning_rate)
     names = input_names(model)
     data = arrays_of(data, names, type(model) is keras.Sequential)
     rows = number_of_rows(data)

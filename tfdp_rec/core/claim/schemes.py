@@ -84,7 +84,7 @@ class Sampling(abc.ABC):
         if expected_batch_size > num_units:
             raise ValueError(
                 f"expected_batch_size ({expected_batch_size!r}) is larger than num_units ({num_units!r}): "
-                f"there are fewer units, here {unit}s, than a batch should hold. Give at most a tenth of them."
+                f"there are fewer units than a batch should hold, here {unit}s. Give at most a tenth of them."
             )
         whole = int(expected_batch_size) == expected_batch_size
         self.expected_batch_size = int(expected_batch_size) if whole else float(expected_batch_size)

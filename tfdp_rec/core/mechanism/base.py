@@ -30,7 +30,7 @@ from tfdp_rec.core.claim.meter import Meter
 from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Source
 from tfdp_rec.core.ground.graph_checks import Check, depend_on, require_all
 from tfdp_rec.core.ground.keras_internals import learning_rate_now, learning_rate_of, resource
-from tfdp_rec.core.ground.refused import NotPrivate
+from tfdp_rec.core.ground.refused import NotPrivate, refuse_no_number
 from tfdp_rec.core.mechanism import checks
 from tfdp_rec.core.mechanism.arguments import Numbers, Planned
 from tfdp_rec.core.mechanism.dense import Dense, step_dense
@@ -216,8 +216,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         **kwargs: Any,
     ):
         checks.refuse_replicas(tf.distribute.get_strategy())
-        if isinstance(learning_rate, (str, int, float)):
-            checks.check_not_negative("learning_rate", learning_rate)  # type: ignore[arg-type]
+        if isinstance(learning_rate, str):
+            refuse_no_number("learning_rate", learning_rate)
         super().__init__(
             float(learning_rate) if isinstance(learning_rate, int) else learning_rate,
             name=name,
