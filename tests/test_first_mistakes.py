@@ -260,6 +260,33 @@ def test_numbers_that_a_model_would_read_as_others_are_refused(data, loss, says)
         tfdp_rec.make_private(model, data, **SETTINGS)
 
 
+def test_numbers_of_models_with_losses_of_their_own_are_let_alone():
+    class Own(tfdp_rec.PrivateModel):
+        def __init__(self):
+            super().__init__()
+            self.table = layers.Embedding(ITEMS, 1)
+
+        def per_example_loss(self, data, training):
+            item, shift, rating = data
+            return tf.square(self.table(item)[:, 0] - rating + shift)
+
+    model = Own()
+    model.compile("adam", CLICKS)
+    data = IDS, np.full(ROWS, 3.0, "float32"), -np.ones(ROWS, "float32")
+    assert tfdp_rec.make_private(model, data, **SETTINGS).fit(verbose=0).history["loss"][0] > 0
+
+
+def test_numbers_of_several_outputs_are_looked_at_one_by_one():
+    inputs = keras.Input([], dtype="int32")
+    rows = layers.Embedding(ITEMS, 4)(inputs)
+    model = keras.Model(inputs, [layers.Dense(1, name="a")(rows), layers.Dense(1, name="b")(rows)])
+    model.compile("adam", loss=CLICKS)
+    ones = np.ones([ROWS, 1], "float32")
+    tfdp_rec.make_private(model, (IDS, [ones, ones * 0]), **SETTINGS)
+    with pytest.raises(ValueError, match="y has some from -1 to -1"):
+        tfdp_rec.make_private(model, (IDS, [ones, -ones]), **SETTINGS)
+
+
 def test_numbers_in_lists_are_arrays_and_those_that_are_none_are_warned_of():
     model = functional()
     model.compile("adam", "mse")

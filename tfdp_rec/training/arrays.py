@@ -145,26 +145,29 @@ def _overlap(one: np.ndarray, other: np.ndarray) -> bool:
     return np.shares_memory(one, other) or one.shape == other.shape and np.array_equal(one, other)
 
 
-def look_at_numbers(data: Any, inputs: list[Any] | None, of_clicks: bool) -> None:
+def look_at_numbers(data: Any, inputs: list[Any] | None, has_targets: bool, of_clicks: bool) -> None:
     """Refuses numbers that a model would read as others, and warns of what is none.
 
     Args:
-        data: Arrays, with targets and weights if the model was compiled with a loss.
+        data: Arrays.
         inputs: Inputs of a model that is made of layers, with names and dtypes.
-        of_clicks: Whether the loss is a binary cross-entropy.
+        has_targets: Whether they are (x, y) or (x, y, sample_weight), for a compiled loss.
+        of_clicks: Whether that loss is a binary cross-entropy.
     """
-    x, *others = data if isinstance(data, tuple) else (data,)
+    x = data[0] if isinstance(data, tuple) else data
     named = x.items() if isinstance(x, dict) else zip([each.name for each in inputs or ()], tf.nest.flatten(x))
     for name, array in named:
         dtype = next((each.dtype for each in inputs or () if each.name == name), None)
         if dtype in ("int32", "int64") and array.dtype.kind in "iuf":
             _refuse_other_ids(name, array, np.dtype(dtype))
-    if others and of_clicks and others[0].dtype.kind in "iuf" and ((others[0] < 0) | (others[0] > 1)).any():
-        raise ValueError(
-            f"Targets of a binary cross-entropy are from 0 to 1, and y has some from {np.nanmin(others[0]):g} to "
-            f"{np.nanmax(others[0]):g}: give (y > threshold).astype('float32')."
-        )
-    if len(others) > 1 and np.less(others[1], 0).any():
+    targets, weights = (tf.nest.flatten(part) for part in (data[1], data[2:])) if has_targets else ([], [])
+    for y in targets if of_clicks else ():
+        if y.dtype.kind in "iuf" and ((y < 0) | (y > 1)).any():
+            raise ValueError(
+                f"Targets of a binary cross-entropy are from 0 to 1, and y has some from {np.nanmin(y):g} to "
+                f"{np.nanmax(y):g}: give (y > threshold).astype('float32')."
+            )
+    if any((weight < 0).any() for weight in weights if weight.dtype.kind in "if"):
         raise ValueError("sample_weight must be at least 0: a negative weight trains away from its row's target.")
     rows = [~np.isfinite(a).reshape(len(a), -1).all(1) for a in tf.nest.flatten(data) if a.dtype.kind == "f"]
     if number := int(np.logical_or.reduce(rows).sum()) if rows else 0:

@@ -361,7 +361,8 @@ def make_private(
     further: dict[str, Any] = {**settings}
     compiled |= {name: further.pop(name) for name in OPTIONS if name in further}
     _refuse_unfit(private, compiled, data)
-    look_at_numbers(data, private.inputs if names else None, _is_of_clicks(compiled.get("loss")))
+    compared = "loss" in compiled and not find_own_losses(private)
+    look_at_numbers(data, private.inputs if names else None, compared, _is_of_clicks(compiled.get("loss")))
     release = None if reliability is None else _Release(reliability, data, unit, _click_loss(compiled, data, private))
     plan = PrivatePlan(
         sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs, l2_norm_clip=l2_norm_clip,
@@ -407,7 +408,7 @@ def _refuse_unfit(private: Any, compiled: Mapping[str, Any], data: Any) -> None:
     if "loss" in compiled and not find_own_losses(private) and not (isinstance(data, tuple) and len(data) in (2, 3)):
         raise ValueError("The compiled loss compares predictions with y: give make_private(model, (x, y), ...).")
     made_of_layers = isinstance(private, functional_class())
-    if "loss" in compiled and has_text(data[1:]):
+    if "loss" in compiled and not find_own_losses(private) and has_text(data[1:]):
         raise ValueError(
             "y holds text, and a loss compares numbers: give numbers, such as (labels == 'yes').astype('float32')."
         )
