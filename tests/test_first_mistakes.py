@@ -398,6 +398,17 @@ def test_all_refusals_are_listed_by_validate_and_by_make_private():
     assert all(name in str(refused.value) for name in ("'first'", "'second'", "'third'", "Mean", "Mul"))
 
 
+def test_a_fit_lists_all_refusals_of_a_loss_that_make_private_does_not_read():
+    model = functional()
+    hidden = layers.Lambda(lambda h: h - tf.reduce_mean(h, axis=0))(model.output)
+    mixed = keras.Model(model.input, layers.Lambda(lambda h: h * tf.cast(tf.shape(h)[0], tf.float32))(hidden))
+    mixed.compile("adam", "mse")
+    private = tfdp_rec.make_private(mixed, (IDS, Y), **SETTINGS)
+    with pytest.raises(tfdp_rec.NotPrivate, match="for 2 reasons(.|\n)*1. Mean in (.|\n)*2. Mul in "):
+        private.fit(verbose=0)
+    assert private.epsilon == 0
+
+
 def test_training_that_came_before_is_in_the_statement():
     model = sequential()
     model.fit(IDS, Y, verbose=0)

@@ -140,7 +140,8 @@ def test_export_of_the_saved_model_gives_the_same_answer(run, tmp_path, capsys):
     # Under another name: the file has its ids itself, and its numbers were served in their place.
     shutil.copy(run / "release" / "released.npz", tmp_path / "spring.npz")
     assert main(["export", str(tmp_path / "spring.npz"), str(tmp_path / "spring"), "--top-k", "10"]) == 0
-    folders = run / "release" / "servable", tmp_path / "again", tmp_path / "spring"
+    assert main(["export", str(run), str(tmp_path / "whole"), "--top-k", "10"]) == 0  # by the run's folder
+    folders = run / "release" / "servable", tmp_path / "again", tmp_path / "spring", tmp_path / "whole"
     served = [tf.saved_model.load(str(folder)) for folder in folders]
     first, *others = (one.signatures["serving_default"](history=history) for one in served)
     for again in others:
@@ -161,6 +162,10 @@ def test_a_model_beside_another_runs_items_is_refused(tmp_path, capsys):
     model, exported = tmp_path / "one" / "release" / "model.keras", tmp_path / "servable"
     assert main(["export", str(model), str(exported), "--top-k", "2"]) == 0
     assert b"tea" in (exported / "assets" / "items.txt").read_bytes()
+    assert main(["export", str(tmp_path / "one"), str(tmp_path / "whole"), "--top-k", "2"]) == 0
+    assert b"tea" in (tmp_path / "whole" / "assets" / "items.txt").read_bytes()
+    assert main(["export", str(tmp_path / "nowhere"), str(tmp_path / "again")]) == 2
+    assert "is no run with a released recommender" in capsys.readouterr().err
     shutil.copy(tmp_path / "other" / "release" / "released.npz", model.with_name("released.npz"))
     assert main(["export", str(model), str(tmp_path / "again"), "--top-k", "2"]) == 2
     assert "is not the model that" in capsys.readouterr().err and not (tmp_path / "again").exists()

@@ -130,7 +130,7 @@ def warn_of_users(data: Any, names: list[str] | None, rows: int) -> None:
             warnings.warn(
                 f"Epsilon protects one row, and by its name '{name}' holds users, who have several rows: unit= with "
                 'the user id of each row protects users; unit="row" says that rows are meant.',
-                stacklevel=4,
+                stacklevel=3,
             )
 
 
@@ -174,7 +174,7 @@ def look_at_numbers(data: Any, inputs: list[Any] | None, has_targets: bool, of_c
         warnings.warn(
             f"{number} rows hold what is no finite number (NaN, say): they give nothing to any sum. Fill them in, "
             "or leave them out.",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

@@ -91,7 +91,7 @@ class PrivateTraining(ReleaseMethods):
         return PrivateStep(self)
 
     @functools.cached_property
-    def _uncounted(self) -> dict[str, tuple[str, int]]:
+    def _uncounted_steps(self) -> dict[str, tuple[str, int]]:
         # Steps of the ordinary optimizers that were in the place of the present one.
         return {}
 
@@ -114,9 +114,9 @@ class PrivateTraining(ReleaseMethods):
         release_outside_steps(self)
         if self.is_private:
             allow_steps(self.optimizer, False)  # also if it comes back
-        self._uncounted |= uncounted_steps(self, self.optimizer)
+        self._uncounted_steps |= uncounted_steps(self, self.optimizer)
         if isinstance(optimizer, PrivateOptimizer):
-            note_uncounted_steps(self, self._uncounted)
+            note_uncounted_steps(self, self._uncounted_steps)
             optimizer.privacy_history.replace(self.privacy_history)
             self.privacy_history = optimizer.privacy_history
             self.privacy_history.add_weights(self.weights)  # type: ignore[attr-defined]

@@ -29,7 +29,7 @@ def private_form(model: Any, data: Any) -> Any:
     if type(model) not in PLAIN:
         raise TypeError(
             f"{type(model).__name__} is a class of its own: put tfdp_rec.PrivateTraining first among its bases, "
-            f"{with_mixin(type(model))}, and call make_private again."
+            f"{add_mixin(type(model))}, and call make_private again."
         )
     if model not in _MADE or _own_layers(model) != _own_layers(_MADE[model]):  # a Sequential model may have changed
         watched = model in _MADE
@@ -40,8 +40,8 @@ def private_form(model: Any, data: Any) -> Any:
     return _MADE[model]
 
 
-def with_mixin(kind: type) -> str:
-    """The line of a class with the mix-in of private training among its bases."""
+def add_mixin(kind: type) -> str:
+    """The line that a class begins with once the mix-in of private training is its first base."""
     libraries = {"keras": "keras.", "tensorflow_recommenders": "tfrs."}
     bases = [libraries.get(base.__module__.split(".")[0], "") + base.__name__ for base in kind.__bases__]
     return f"class {kind.__name__}(tfdp_rec.PrivateTraining, {', '.join(bases)})"

@@ -40,7 +40,7 @@ from tfdp_rec.core.sensitivity.weights import Auto
 from tfdp_rec.training.privacy_budget import PrivacyBudget
 
 _NOTE = "plan"
-_MUCH = 20.0  # an ε of which nobody says that it protects
+_MUCH = 20.0  # above this ε, which bounds odds by half a billion, a plan warns
 
 
 class PrivatePlan:
@@ -320,7 +320,7 @@ def _warn_of_no_protection(epsilon: float) -> None:
         warnings.warn(
             f"epsilon = {epsilon:g} protects next to nothing: what is released may be e^{epsilon:g} times as likely "
             "with one unit's data as without. Trainings that claim privacy have 1 to 10.",
-            stacklevel=4,
+            stacklevel=3,
         )
 
 

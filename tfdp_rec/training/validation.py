@@ -30,7 +30,7 @@ from tfdp_rec.training.lookahead import build_layers
 from tfdp_rec.training.model import PrivateTraining, refuse_options
 from tfdp_rec.training.numeric_checks import SingleExamples
 from tfdp_rec.training.own_loss import find_own_losses, refuse_no_loss, refuse_unsaid_loss
-from tfdp_rec.training.private_form import PLAIN, compile_options, make_private_model, with_mixin
+from tfdp_rec.training.private_form import PLAIN, add_mixin, compile_options, make_private_model
 from tfdp_rec.training.trial_step import Refusals, TrialStep
 
 _WIDTH = 80
@@ -160,7 +160,7 @@ def _check_model(model: keras.Model) -> list[str]:
         kind = type(model).__name__
         return [
             f"{kind} has no private step: make it with tfdp_rec.PrivateModel(inputs, outputs), or put the mix-in "
-            f"first, {with_mixin(type(model))}."
+            f"first, {add_mixin(type(model))}."
         ]
     found = Refusals()
     with found.note(error=ValueError):

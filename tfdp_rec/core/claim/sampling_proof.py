@@ -73,7 +73,7 @@ class Draw(tf.experimental.ExtensionType):
     def _take(self, *_: Any, **__: Any) -> Any:
         raise NotPrivate(_NOT_TAKEN_APART)
 
-    __getitem__ = __tf_tensor__ = _take  # as labels, in a loop or a train_step that no private step is in
+    __getitem__ = __tf_tensor__ = _take  # by code that takes the pair of batch and draw for inputs and labels
 
 
 class Drawn(NamedTuple):
