@@ -53,7 +53,7 @@ def read(path):
 @pytest.mark.slow
 @pytest.mark.parametrize("path", TUTORIALS)
 def test_a_tutorial_runs(path, tmp_path, monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", str(ROOT))  # some take generated data from experiments/
+    monkeypatch.setenv("PYTHONPATH", str(ROOT))
     nbformat = pytest.importorskip("nbformat")
     nbclient = pytest.importorskip("nbclient")
     notebook = nbformat.read(path, as_version=4)
@@ -66,6 +66,12 @@ def test_a_tutorial_runs(path, tmp_path, monkeypatch):
 def test_a_tutorial_keeps_the_outputs_of_its_code_and_nothing_of_a_machine(script, path):
     assert not script.problems(read(path)), f"run scripts/tutorials {path.stem}"
     assert path.stat().st_size <= script.MOST_NOTEBOOK
+
+
+@EVERY
+def test_a_tutorial_needs_the_package_alone(path):
+    code = "\n".join("".join(cell["source"]) for cell in read(path)["cells"] if cell["cell_type"] == "code")
+    assert not re.search(r"sys\.path|^\s*(from|import) (experiments|tests)\b", code, re.M)
 
 
 @EVERY
