@@ -3,6 +3,7 @@
   python -m experiments.adafest --quick                    clicks at ε 1: ten minutes on two cores
   python -m experiments.adafest --data train.txt           the Kaggle logs; a folder of day files for the stream too
   python -m experiments.adafest --task text --quick        sentiment of generated sentences, the token table sparse
+  python -m experiments.adafest --task text --data SST-2   of SST-2's files, with public.csv to train on before
 
 DPSGD, AdaFEST, FEST, AdaFEST+ and exponential selection train the same model at the same ε; the reduction is
 how many times fewer table values a step updates than DPSGD's. "frozen" trains no table at all. The stream trains
@@ -28,7 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `study adafest`."""
     parser.add_argument("--quick", action="store_true", help="small sizes, epsilon 1 only")
     parser.add_argument("--task", choices=["clicks", "text"], default="clicks", help="default: %(default)s")
-    parser.add_argument("--data", metavar="PATH", help="Criteo file or folder of day files; left out, generated logs")
+    parser.add_argument(
+        "--data", metavar="PATH",
+        help="Criteo file or folder of day files, or of text the folder of SST-2; left out, generated",
+    )  # fmt: skip
     parser.add_argument("--out", metavar="FOLDER", help="default: runs/study-adafest, runs/study-adafest-text")
     add_options(parser, Sizes)
     add_options(parser, Grid)
@@ -88,15 +92,14 @@ def make_problem(task: str, data: str | None, sizes: Any) -> Any:
     """What to learn.
 
     Raises:
-        ValueError: data files for a task that has none.
+        FileNotFoundError: there are no such files.
     """
     from experiments.adafest import problems
+    from experiments.adafest.sentence_files import SentenceFiles
     from experiments.adafest.sentences import SyntheticText
     from experiments.generated.clicks import SyntheticCriteo
 
     if task == "text":
-        if data:
-            raise ValueError("--data is of --task clicks; sentences are generated.")
-        return problems.sentences(SyntheticText(seed=2), public=sizes.public)
+        return problems.sentences(SentenceFiles(data) if data else SyntheticText(seed=2), public=sizes.public)
     logs = problems.FileLogs(data) if data else SyntheticCriteo(seed=2, drift=0.08, churn=0.0005)
     return problems.clicks(logs, sizes.hidden)

@@ -15,6 +15,7 @@ import keras
 import numpy as np
 
 from experiments.adafest.criteo_files import concatenated, day_files, read_chunks
+from experiments.adafest.sentence_files import SentenceFiles
 from experiments.adafest.sentences import SyntheticText
 from experiments.adafest.text_classifier import TextClassifier
 from experiments.generated.clicks import KAGGLE_BUCKETS, CriteoExamples, auc
@@ -89,11 +90,11 @@ def clicks(logs: Any, hidden: Sequence[int]) -> Problem:
     )
 
 
-def sentences(text: SyntheticText, width: int = 32, public: int = 0) -> Problem:
+def sentences(text: SyntheticText | SentenceFiles, width: int = 32, public: int = 0) -> Problem:
     """The sentiment of sentences by a small transformer, judged by accuracy.
 
     Args:
-        text: the generator.
+        text: the generator, or files.
         width: of the token vectors.
         public: how many public sentences the model is trained on before, without privacy.
     """

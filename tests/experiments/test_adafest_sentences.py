@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
+from experiments.adafest.sentence_files import HASHED, SentenceFiles
 from experiments.adafest.sentences import SyntheticText
 
 TEXT = SyntheticText(vocabulary_size=2000, seed=3)
@@ -63,3 +64,47 @@ def test_function_words_and_padding_have_no_weight():
 def test_what_cannot_be_is_refused(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):
         SyntheticText(**wrong)
+
+
+def files(folder, **extra):
+    rows = {
+        "train.tsv": 'sentence\tlabel\n"good, not bad\t1\n' + "".join(f"film {n} is bad\t{n % 2}\n" for n in range(39)),
+        "dev.tsv": "sentence\tlabel\nA Good film\t1\n\t0\nso so\t2\n",
+        "public.csv": 'text,airline_sentiment\n"@air a good, good flight",positive\nlate,neutral\n'
+        "bad flight,negative\n",
+    }
+    for name, text in (rows | extra).items():
+        if text:
+            (folder / name).write_text(text, encoding="utf-8")
+    return SentenceFiles(str(folder), max_length=4)
+
+
+def test_sentences_of_files_are_read_as_they_stand(tmp_path):
+    texts = files(tmp_path)
+    known = {"flight": HASHED + 1, "good": HASHED + 2}  # twice in the public file: an id each, in order
+    assert texts.vocabulary_size == 1 + HASHED + len(known)
+    tokens, labels = texts.examples(2, part="public").fetch(slice(None))
+    by_label = dict(zip(labels.tolist(), tokens.tolist()))
+    assert by_label[1][1] == by_label[1][3] == known["good"] and by_label[0][1:] == [known["flight"], 0, 0]
+    (tokens,), (label,) = texts.examples(99, part="test").fetch(slice(None))  # no empty sentence, no other label
+    assert label == 1 and tokens[1] == known["good"] and 0 < tokens[0] <= HASHED and tokens[3] == 0
+
+
+def test_a_tenth_of_the_training_sentences_is_for_choosing(tmp_path):
+    texts = files(tmp_path)
+    train, chosen = texts.examples(36), texts.examples(99, part="validation")
+    assert len(train) == 36 and len(chosen) == 4
+    lines = [tuple(row) for part in (train, chosen) for row in part.tokens.tolist()]
+    assert len(set(lines)) == 40
+    with pytest.raises(ValueError, match="has 36 train sentences; the study asks for 37"):
+        texts.examples(37)
+
+
+def test_a_folder_without_sentences_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match="no dev.tsv"):
+        files(tmp_path, **{"dev.tsv": ""})
+    (tmp_path / "dev.tsv").write_text("content\tlabel\nx\t1\n")
+    with pytest.raises(ValueError, match="no column of sentence or text"):
+        SentenceFiles(str(tmp_path)).examples(1, part="test")
+    (tmp_path / "public.csv").unlink()
+    assert SentenceFiles(str(tmp_path)).vocabulary_size == 1 + HASHED
