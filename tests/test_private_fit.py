@@ -1,5 +1,9 @@
 """One call from a Keras model to a private training: the same as by hand, and refused where it would not be."""
 
+import os
+import pathlib
+import subprocess
+import sys
 import warnings
 
 import keras
@@ -367,3 +371,18 @@ def test_a_second_call_counts_what_the_first_has_spent():
     more.fit(verbose=0, epochs=1)
     assert more.plan.accountant.steps > 8
     assert 3.0 < more.plan.accountant.epsilon() <= 6.0
+
+
+def test_a_program_ends_without_a_word():
+    """A generator of batches that Python has outlived is an error to TensorFlow, which writes a page of it."""
+    program = """
+import keras, numpy as np, tfdp_rec
+ids = np.arange(100) % 5
+model = keras.Sequential([keras.layers.Embedding(5, 2), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+settings = {"epsilon": 3.0, "batch_size": 10, "epochs": 1, "learning_rate": 0.1, "accountant": "rdp"}
+tfdp_rec.make_private(model, (ids, ids[:, None] / 5), **settings).fit(verbose=0)
+"""
+    environment = {**os.environ, "TF_CPP_MIN_LOG_LEVEL": "1", "PYTHONPATH": str(pathlib.Path(__file__).parents[1])}
+    ran = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=300)
+    assert ran.returncode == 0 and "finalizing" not in ran.stderr

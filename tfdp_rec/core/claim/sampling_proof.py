@@ -15,9 +15,11 @@ anything is computed from the batch. That a row belongs to its index cannot be c
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import dataclasses
 import functools
+import gc
 import re
 import sys
 import weakref
@@ -331,6 +333,7 @@ def generate(
     seeded: bool = False,
 ) -> tf.data.Dataset:
     """Elements (numbers of `Draw`, rows) of a generator as `Drawn`, with what the batch shares."""
+    _collect_at_exit()
     keys: list[str] = []
     if shared is not None:
         example = shared()
@@ -343,6 +346,12 @@ def generate(
     numbers = (*(tf.TensorSpec([], tf.int64),) * 4, tf.TensorSpec([None], tf.bool))
     rows = tf.data.Dataset.from_generator(elements, output_signature=(numbers, signature))
     return dataset_of(rows, sampling, seeded, keys, map)
+
+
+@functools.cache
+def _collect_at_exit() -> None:
+    # Iterators in reference cycles, as Keras leaves one, would be ended after Python is, with a page of warnings.
+    atexit.register(gc.collect)
 
 
 def dataset_of(
