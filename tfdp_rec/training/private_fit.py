@@ -55,10 +55,12 @@ from tfdp_rec.training.arrays import (
     warn_of_users,
 )
 from tfdp_rec.training.callback_checks import list_callbacks
+from tfdp_rec.training.model import PrivateModel
 from tfdp_rec.training.own_loss import find_own_losses
 from tfdp_rec.training.private_form import OF_COMPILE, compile_options, input_names, private_form
 from tfdp_rec.training.private_plan import PrivatePlan
 from tfdp_rec.training.private_step import OPTIONS
+from tfdp_rec.training.rehearsal import Rehearsal, rehearse
 from tfdp_rec.training.signal import choose_batches, share_of_signal
 
 _EXTREME = (
@@ -113,6 +115,7 @@ class PrivateFit:
     epochs: int
     _data: Any = None
     _release: _Release | None = None
+    _make_ready: Any = None
 
     def __repr__(self) -> str:
         kind, sampling = type(self.model.optimizer).__name__, self.plan.sampling
@@ -181,11 +184,39 @@ class PrivateFit:
 
     def _describe_signal(self) -> str:
         sampling, share = self.plan.sampling, self.share_of_signal
-        more = "" if share > _NEARLY_ALL else "; make_private without batch_size and epochs chooses both"
+        more = "" if share > _NEARLY_ALL else (
+            "; make_private without batch_size and epochs chooses both, and rehearse() tells, without the data, what "
+            "settings find of generated labels"
+        )
         return (
             f"Batches of {sampling.expected_batch_size:,} x {self.epochs} epochs reach {share:.0%} of the signal that "
             f"epsilon = {self.plan.epsilon:g} allows with {sampling.num_units:,} {sampling.unit}s{more}."
         )
+
+    def rehearse(self, verbose: Any = "auto") -> Rehearsal:
+        """What these settings find of generated labels of a known strength; the data are not read, and no ε is spent.
+
+        For models of layers whose loss is a binary or a sparse categorical cross-entropy. It takes about the time of
+        the training, on batches of at most 1,024.
+
+        Args:
+            verbose: As for `fit`.
+
+        Returns:
+            What Adam and the mechanism find, and whether that is enough; `print` says it.
+
+        Raises:
+            ValueError: The model has another form, or the values of its inputs are not known.
+        """
+        loss, of_layers = self.model._loss, isinstance(self.model, functional_class())
+        of_clicks = _is_of_clicks(loss)
+        if not of_layers or find_own_losses(self.model) or not (of_clicks or _is_of_classes(loss)):
+            raise ValueError(
+                "A rehearsal is for models of layers with one output, whose loss is a BinaryCrossentropy or a "
+                "SparseCategoricalCrossentropy."
+            )
+        x, y = tf.nest.map_structure(lambda rows: tf.TensorSpec([None, *rows.shape[1:]], rows.dtype), self._data[:2])
+        return rehearse(self.model, self.plan, x, y, loss, of_clicks, self._make_ready, verbose)
 
     def statement(self) -> str:
         """The guarantee of the training so far, as text."""
@@ -370,21 +401,28 @@ def make_private(
     )
     if learning_rate is None and further.get("table_rule") is not None:
         raise ValueError("table_rule= needs learning_rate=: there is a default for plain SGD alone.")
-    if learning_rate is None:
-        further = {"dense_optimizer": first_dense_optimizer(plan.steps, further.get("weight_decay") or 0.0), **further}
-    private.compile(kind(_SMALL if learning_rate is None else learning_rate, plan=plan, **further), **compiled)
-    if release:
-        release.trace(private)
+
+    def make_ready(model: PrivateModel, plan: PrivatePlan, batches: tf.data.Dataset) -> None:
+        dense, rate = further.get("dense_optimizer"), learning_rate
+        if rate is None and "dense_optimizer" not in further:
+            dense = first_dense_optimizer(plan.steps, further.get("weight_decay") or 0.0)
+        elif dense is not None and dense.built:  # for another model
+            dense = type(dense).from_config(dense.get_config())
+        others = further | ({} if dense is None else {"dense_optimizer": dense})
+        model.compile(kind(_SMALL if rate is None else rate, plan=plan, **others), **compiled)
+        model.prepare(batches.element_spec)
+        if rate is None:  # known only now: it depends on the widths of tables, and so on the traced loss
+            model.optimizer.learning_rate = first_rate(model.optimizer, plan.steps)
 
     def fetch(drawn: np.ndarray) -> Any:
         chosen = pick(drawn)  # once: features and labels are of the same rows
         return tf.nest.map_structure(lambda array: array[chosen], data)
 
     batches = plan.batches(fetch)
-    private.prepare(batches.element_spec)
-    if learning_rate is None:  # known only now: it depends on the widths of tables, and so on the traced loss
-        private.optimizer.learning_rate = first_rate(private.optimizer, plan.steps)
-    return PrivateFit(private, plan, batches, steps_per_epoch, epochs, data, release)
+    make_ready(private, plan, batches)
+    if release:
+        release.trace(private)
+    return PrivateFit(private, plan, batches, steps_per_epoch, epochs, data, release, make_ready)
 
 
 def _mechanism(name: Any) -> Any:
@@ -422,6 +460,11 @@ def _refuse_unfit(private: Any, compiled: Mapping[str, Any], data: Any) -> None:
 def _is_of_clicks(loss: Any) -> bool:
     named = isinstance(loss, str) and loss.replace("_", "").lower() == "binarycrossentropy"
     return named or isinstance(loss, keras.losses.BinaryCrossentropy)
+
+
+def _is_of_classes(loss: Any) -> bool:
+    named = isinstance(loss, str) and loss == "sparse_categorical_crossentropy"
+    return named or isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
 
 
 def _click_loss(compiled: Mapping[str, Any], data: Any, model: Any) -> bool:
