@@ -1,8 +1,8 @@
 """Pages of the site that nobody writes: the README as its front, the notebooks, and the reference of each room.
 
-MkDocs calls `on_files`, and mkdocstrings' reader of the source calls `Dialect` (see mkdocs.yml). Nothing is imported
-but the settings of `tfdp-rec train`: names are read from the source. Notebooks are shown as they stand in git, with the
-outputs that `scripts/tutorials` kept in them.
+MkDocs calls `on_files` and `on_page_markdown`, and mkdocstrings' reader of the source calls `Dialect` (see mkdocs.yml).
+Nothing is imported but the settings of `tfdp-rec train`: names are read from the source. Notebooks are shown as they
+stand in git, with the outputs that `scripts/tutorials` kept in them.
 """
 
 from __future__ import annotations
@@ -37,6 +37,12 @@ def on_files(files: Files, config: Any) -> Files:
     for name, text in pages.items():
         files.append(File.generated(config, name, content=text))
     return files
+
+
+def on_page_markdown(markdown: str, **_: Any) -> str:
+    """A page of docs/ with links to the repository's root, which are right where code is read, as links of the site."""
+    markdown = re.sub(r"\]\(\.\./README\.md", "](index.md", markdown)
+    return re.sub(r"\]\(\.\./tutorials/(\w+)\.ipynb\)", r"](tutorials/\1.md)", markdown)
 
 
 def front(name: str) -> str:

@@ -317,8 +317,21 @@ def test_users_with_several_rows_are_spoken_of_unless_rows_are_meant():
         tfdp_rec.make_private(by_name("user_id"), (IDS, Y), unit="row", **SETTINGS)
         tfdp_rec.make_private(by_name("user_id"), (np.arange(ROWS), Y), **SETTINGS)
         tfdp_rec.make_private(by_name("item_id"), (IDS, Y), **SETTINGS)
-        made = tfdp_rec.make_private(by_name("user_id"), (IDS, Y), unit=IDS, **{**SETTINGS, "batch_size": 10})
+        others = np.arange(ROWS, dtype="int32") % 7
+        made = tfdp_rec.make_private(by_name("item_id"), (others, Y), unit=IDS, **{**SETTINGS, "batch_size": 10})
     assert "each of 30 users" in repr(made)
+
+
+def test_a_column_that_tells_the_user_is_spoken_of_where_users_are_units():
+    settings = {**SETTINGS, "batch_size": 10}
+    hidden = (np.random.default_rng(3).permutation(ROWS)[IDS]).astype("int32")  # another number for each user
+    for column in (IDS, hidden):
+        with pytest.warns(UserWarning, match="Input 'who' tells the user, and users are the units"):
+            tfdp_rec.make_private(by_name("who"), (column, Y), unit=IDS, **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        tfdp_rec.make_private(by_name("age"), (IDS // 10, Y), unit=IDS, **settings)  # few values: many users teach each
+        tfdp_rec.make_private(by_name("item"), (np.arange(ROWS), Y), unit=np.arange(ROWS), **settings)
 
 
 class Frame:

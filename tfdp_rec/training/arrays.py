@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import warnings
 from collections.abc import Callable, Iterator
@@ -130,6 +131,24 @@ def warn_of_users(data: Any, names: list[str] | None, rows: int) -> None:
             warnings.warn(
                 f"Epsilon protects one row, and by its name '{name}' holds users, who have several rows: unit= with "
                 'the user id of each row protects users; unit="row" says that rows are meant.',
+                stacklevel=3,
+            )
+
+
+def warn_of_own_ids(data: Any, names: list[str] | None, unit: Any) -> None:
+    """Warns of a column that tells the unit, where users are units: each row of its table is taught by one user."""
+    x = data[0] if isinstance(data, tuple) else data
+    columns = x.items() if isinstance(x, dict) else zip(names or itertools.count(), tf.nest.flatten(x))
+    number = unit_numbers(unit, len(tf.nest.flatten(data)[0]))
+    _, first = np.unique(number, return_index=True)
+    for name, column in columns if len(number) > 1.5 * len(first) else ():  # of one row each nothing can be told
+        own = column[first]
+        tells = column.ndim == 1 and column.dtype.kind != "f" and len(np.unique(own)) > max(1, len(own) / 2)
+        if tells and np.array_equal(own[number], column):
+            warnings.warn(
+                f"Input '{name}' tells the user, and users are the units: each row of its table is taught by one user "
+                "alone, so that noise hides all of it. Leave it out, and give what users took before, such as their "
+                "last items.",
                 stacklevel=3,
             )
 

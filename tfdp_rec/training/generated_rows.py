@@ -5,8 +5,9 @@ from a Gaussian. Each id has an effect of its own and a vector of a few tastes, 
 
     s = effects of its columns + inner products of their tastes, with standard deviations `_EFFECTS` and `_TASTES`
 
-A click follows with probability 1 / (1 + exp(-s)). Classes have effects and tastes as well, and one is drawn by the
-softmax of its effect and its inner product with the sum of the columns' tastes.
+Columns are the inputs, or the numbers of a single input. A click follows with probability 1 / (1 + exp(-s)). Classes
+have effects and tastes as well, and one is drawn by the softmax of its effect and its inner product with the sum of
+the columns' tastes.
 """
 
 from __future__ import annotations
@@ -49,32 +50,41 @@ class GeneratedRows:
             self._column([number, *spec.shape[1:]], spec.dtype, values)
             for spec, values in zip(tf.nest.flatten(inputs), _values_of_inputs(model, inputs))
         ]
-        self.features = tf.nest.pack_sequence_as(inputs, [features for features, _ in columns])
-        self._said = [said for _, said in columns]  # by column [number, 1 + _WIDTH]: the effect, then the tastes
+        self.features = tf.nest.pack_sequence_as(inputs, [features for features, *_ in columns])
+        # By row: effect and tastes, and the squares of each column's.
+        self._total = np.sum([total for _, total, _ in columns], axis=0)
+        self._squares = columns[0][2] if len(columns) == 1 else np.sum([total**2 for _, total, _ in columns], axis=0)
 
-    def _column(self, shape: list[int], dtype: tf.DType, values: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+    def _column(
+        self, shape: list[int], dtype: tf.DType, values: np.ndarray | None
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Features, the sum of what their numbers say, and the sum of its squares."""
+        total, squares = np.zeros([2, shape[0], 1 + _WIDTH])
         if values is None:
-            numbers = self._rng.normal(size=shape)
-            flat = numbers.reshape(len(numbers), -1)
-            said = flat @ self._rng.normal(size=[flat.shape[1], 1 + _WIDTH])
-            return numbers.astype(dtype.as_numpy_dtype), said / flat.shape[1] ** 0.5
-        values = values.astype(str) if dtype == tf.string else values
-        often = 1 / (np.arange(len(values)) + 0.1 * len(values) + 1)  # some ids are read more often than others
-        drawn = self._rng.choice(len(values), size=shape, p=often / often.sum())
-        said = self._rng.normal(size=[len(values), 1 + _WIDTH])[drawn.reshape(len(drawn), -1)]
-        return values[drawn].astype(dtype.as_numpy_dtype), said.sum(axis=1) / said.shape[1] ** 0.5
+            features = self._rng.normal(size=shape)
+            for numbers in features.reshape(len(features), -1).T:
+                said = numbers[:, None] * self._rng.normal(size=1 + _WIDTH)
+                total, squares = total + said, squares + said**2
+        else:
+            popularity = 1 / (np.arange(len(values)) + 0.1 * len(values) + 1)  # some ids are read more often
+            drawn = self._rng.choice(len(values), size=shape, p=popularity / popularity.sum())
+            features, table = values[drawn], self._rng.normal(size=[len(values), 1 + _WIDTH])
+            for ids in drawn.reshape(len(drawn), -1).T:
+                said = table[ids]
+                total, squares = total + said, squares + said**2
+            features = features.astype(str) if dtype == tf.string else features
+        many = max(features[0].size if features.ndim > 1 else 1, 1)
+        return features.astype(dtype.as_numpy_dtype), total / many**0.5, squares / many
 
     def clicks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The score of each row, the part of it that single ids have, and whether a click followed."""
-        total = np.sum(self._said, axis=0)
-        pairs = (total**2 - np.sum(np.square(self._said), axis=0))[:, 1:].sum(axis=1)
-        effects = _EFFECTS * _scaled(total[:, 0])
-        scores = effects + _TASTES * _scaled(pairs)
+        effects = _EFFECTS * _scaled(self._total[:, 0])
+        scores = effects + _TASTES * _scaled((self._total**2 - self._squares)[:, 1:].sum(axis=1))
         return scores, effects, self._rng.random(len(scores)) < 1 / (1 + np.exp(-scores))
 
     def classes(self, number: int) -> tuple[Callable[[slice], np.ndarray], np.ndarray]:
         """A function from rows to the scores of all classes, and the class of each row."""
-        tastes = np.sum(self._said, axis=0)[:, 1:] / (len(self._said) * _WIDTH) ** 0.5
+        tastes = self._total[:, 1:] / self._total[:, 1:].std() / _WIDTH**0.5
         effects, vectors = self._rng.normal(size=number), self._rng.normal(size=[_WIDTH, number])
 
         def scores(rows: slice) -> np.ndarray:
@@ -88,13 +98,13 @@ class GeneratedRows:
 
 def _scaled(values: np.ndarray) -> np.ndarray:
     spread = values.std()
-    return (values - values.mean()) / spread if spread > 0 else np.zeros_like(values)
+    return (values - values.mean()) / spread if spread > 1e-6 else np.zeros_like(values)
 
 
 def _values_of_inputs(model: keras.Model, inputs: Any) -> list[np.ndarray | None]:
-    """What each input may hold, by the first layer that takes its ids; None for numbers that are none."""
+    """What each input may hold, by the layers that take its ids; None for numbers that are none."""
     specs = tf.nest.flatten(inputs)
-    taken_by: dict[int, keras.layers.Layer] = {}
+    taken_by: list[list[keras.layers.Layer]] = [[] for _ in specs]
 
     @tf.function(autograph=False)
     def forward(*leaves: tf.Tensor) -> Any:
@@ -103,7 +113,7 @@ def _values_of_inputs(model: keras.Model, inputs: Any) -> list[np.ndarray | None
         def run(layer: Any, original: Callable[..., Any], args: Any, kwargs: Any) -> Any:
             for tensor in tf.nest.flatten([args, kwargs]):
                 for op in _origins(tensor) & graph_inputs.keys():
-                    taken_by.setdefault(graph_inputs[op], layer)
+                    taken_by[graph_inputs[op]].append(layer)
             return original(*args, **kwargs)
 
         taking = [each for each in layers_within(model) if isinstance(each, _TAKE_IDS)]
@@ -111,13 +121,20 @@ def _values_of_inputs(model: keras.Model, inputs: Any) -> list[np.ndarray | None
             return model(tf.nest.pack_sequence_as(inputs, leaves))
 
     forward.get_concrete_function(*(tf.TensorSpec(spec.shape, spec.dtype) for spec in specs))
-    for number, spec in enumerate(specs):
-        if number not in taken_by and not spec.dtype.is_floating:
+    found = [min((_values_of(layer) for layer in _nearest(layers)), key=len, default=None) for layers in taken_by]
+    for number, (spec, values) in enumerate(zip(specs, found)):
+        if values is None and not spec.dtype.is_floating or values is not None and not len(values):
             raise ValueError(
                 f"Input {number} of '{model.name}' is {spec.dtype.name}, and none of "
-                f"{', '.join(kind.__name__ for kind in _TAKE_IDS)} takes it: a rehearsal does not know its values."
+                f"{', '.join(kind.__name__ for kind in _TAKE_IDS)} with a size or vocabulary takes it: a rehearsal "
+                "does not know its values."
             )
-    return [_values_of(taken_by[number]) if number in taken_by else None for number in range(len(specs))]
+    return found
+
+
+def _nearest(layers: list[keras.layers.Layer]) -> list[keras.layers.Layer]:
+    """The layers that an input's ids reach first: of a lookup and the table behind it, the lookup."""
+    return layers[:1] if layers and not isinstance(layers[0], keras.layers.Embedding) else layers
 
 
 def _values_of(layer: Any) -> np.ndarray:

@@ -52,6 +52,7 @@ from tfdp_rec.training.arrays import (
     look_at_numbers,
     number_of_rows,
     rows_of_units,
+    warn_of_own_ids,
     warn_of_users,
 )
 from tfdp_rec.training.callback_checks import list_callbacks
@@ -196,11 +197,13 @@ class PrivateFit:
     def rehearse(self, verbose: Any = "auto") -> Rehearsal:
         """What these settings find of generated labels of a known strength; the data are not read, and no ε is spent.
 
-        For models of layers whose loss is a binary or a sparse categorical cross-entropy. It takes about the time of
-        the training, on batches of at most 1,024.
+        For models of layers whose loss is a binary or a sparse categorical cross-entropy. A new model of the same
+        layers is trained twice, by Adam and with these settings, on batches of at most 1,024: about the time of the
+        training. Weights that were loaded, sample weights and callbacks are left out. Noise is random: another call
+        may differ by a tenth of the share.
 
         Args:
-            verbose: As for `fit`.
+            verbose: 0 for no progress.
 
         Returns:
             What Adam and the mechanism find, and whether that is enough; `print` says it.
@@ -210,7 +213,8 @@ class PrivateFit:
         """
         loss, of_layers = self.model._loss, isinstance(self.model, functional_class())
         of_clicks = _is_of_clicks(loss)
-        if not of_layers or find_own_losses(self.model) or not (of_clicks or _is_of_classes(loss)):
+        one_output = of_layers and hasattr(self.model.output, "shape")
+        if not one_output or find_own_losses(self.model) or not (of_clicks or _is_of_classes(loss)):
             raise ValueError(
                 "A rehearsal is for models of layers with one output, whose loss is a BinaryCrossentropy or a "
                 "SparseCategoricalCrossentropy."
@@ -380,6 +384,8 @@ def make_private(
     if unit is None:
         warn_of_users(data, names, rows)
     unit = None if isinstance(unit, str) else unit
+    if unit is not None:
+        warn_of_own_ids(data, names, unit)
     delta = 10.0 ** math.floor(math.log10(0.1 / units) + 1e-9) if delta is None else delta
     if batch_size is None or epochs is None:
         values = sum(array.size for array in tf.nest.flatten(data)) // rows
@@ -402,26 +408,34 @@ def make_private(
     if learning_rate is None and further.get("table_rule") is not None:
         raise ValueError("table_rule= needs learning_rate=: there is a default for plain SGD alone.")
 
-    def make_ready(model: PrivateModel, plan: PrivatePlan, batches: tf.data.Dataset) -> None:
-        dense, rate = further.get("dense_optimizer"), learning_rate
-        if rate is None and "dense_optimizer" not in further:
-            dense = first_dense_optimizer(plan.steps, further.get("weight_decay") or 0.0)
-        elif dense is not None and dense.built:  # for another model
-            dense = type(dense).from_config(dense.get_config())
-        others = further | ({} if dense is None else {"dense_optimizer": dense})
-        model.compile(kind(_SMALL if rate is None else rate, plan=plan, **others), **compiled)
+    def compile_for(model: PrivateModel, plan: PrivatePlan, dense: Any, options: dict[str, Any]) -> None:
+        own = further if dense is None else {**further, "dense_optimizer": dense}
+        if learning_rate is None and "dense_optimizer" not in own:
+            own["dense_optimizer"] = first_dense_optimizer(plan.steps, further.get("weight_decay") or 0.0)
+        model.compile(kind(_SMALL if learning_rate is None else learning_rate, plan=plan, **own), **options)
+
+    def prepare(model: PrivateModel, plan: PrivatePlan, batches: tf.data.Dataset) -> None:
         model.prepare(batches.element_spec)
-        if rate is None:  # known only now: it depends on the widths of tables, and so on the traced loss
+        if learning_rate is None:  # known only now: it depends on the widths of tables, and so on the traced loss
             model.optimizer.learning_rate = first_rate(model.optimizer, plan.steps)
+
+    def make_ready(model: PrivateModel, plan: PrivatePlan, batches: tf.data.Dataset) -> None:
+        """As the training's own model is made ready, with an optimizer and without metrics of it."""
+        dense = further.get("dense_optimizer")
+        copied = type(dense).from_config(dense.get_config()) if isinstance(dense, keras.Optimizer) else None
+        compile_for(model, plan, copied, {key: each for key, each in compiled.items() if "metrics" not in key})
+        prepare(model, plan, batches)
+
+    compile_for(private, plan, None, compiled)
+    if release:
+        release.trace(private)
 
     def fetch(drawn: np.ndarray) -> Any:
         chosen = pick(drawn)  # once: features and labels are of the same rows
         return tf.nest.map_structure(lambda array: array[chosen], data)
 
     batches = plan.batches(fetch)
-    make_ready(private, plan, batches)
-    if release:
-        release.trace(private)
+    prepare(private, plan, batches)
     return PrivateFit(private, plan, batches, steps_per_epoch, epochs, data, release, make_ready)
 
 
@@ -463,7 +477,7 @@ def _is_of_clicks(loss: Any) -> bool:
 
 
 def _is_of_classes(loss: Any) -> bool:
-    named = isinstance(loss, str) and loss == "sparse_categorical_crossentropy"
+    named = isinstance(loss, str) and loss.replace("_", "").lower() == "sparsecategoricalcrossentropy"
     return named or isinstance(loss, keras.losses.SparseCategoricalCrossentropy)
 
 

@@ -6,7 +6,8 @@ same number, a step has the same signal and the same noise. The answer is how mu
 (the effects of single ids, the most frequent classes) the mechanism finds: averages can be had for a small part of ε,
 by a sum.
 
-Public alone: the model's configuration, the plan, and the number, shapes and types of rows. No row is read.
+Public alone: the model's configuration, the plan, and the number, shapes and types of rows. No row is read, and no
+weight: weights that were loaded count for nothing.
 """
 
 from __future__ import annotations
@@ -28,11 +29,12 @@ from tfdp_rec.training.private_plan import PrivatePlan
 
 _ENOUGH = 0.5
 _MOST = 1024  # units of a batch
-_FEWEST = 50_000  # rows to train on, if there are so many units
+_FEWEST, _MOST_ROWS = 50_000, 300_000  # to train on, if there are so many units
+_ROWS_OF_A_USER = 10  # where users are units: how many they have is not public
 _HELD_OUT = 5_000  # rows to judge by
-_ROUNDS = 8  # of either training; Adam's best one counts
-_ADAM_BATCH, _ADAM_STEPS = 256, 250  # of a round
-_ANYTHING = 0.01  # less than that beyond averages is nothing
+_MOST_CLASSES = 20_000
+_ADAM_BATCH, _ADAM_STEPS, _ADAM_ROUNDS = 256, 250, 8  # its best round counts
+_ANYTHING = 0.03  # less than that beyond averages is nothing: of five thousand rows it may be chance
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +43,7 @@ class Rehearsal:
 
     Args:
         metric: "AUC" of clicks, or "recall@k" of classes.
-        averages: Its value by what single ids say, or by the most frequent k classes.
+        averages: Its value by the effects of single ids, or by the most frequent k classes.
         possible: That of the scores that labels were drawn by.
         without_privacy: That of the model, trained by Adam.
         private: That of the model, trained by the mechanism.
@@ -55,9 +57,9 @@ class Rehearsal:
 
     @property
     def share(self) -> float:
-        """How much of what Adam finds beyond averages the mechanism finds; 0 if Adam finds nothing."""
-        found, possible = (each - self.averages for each in (self.private, self.without_privacy))
-        return min(max(found / possible, 0.0), 1.0) if possible > _ANYTHING else 0.0
+        """How much of what the model can find beyond averages the mechanism finds; 0 if there is nothing to find."""
+        found, by_adam = (each - self.averages for each in (self.private, self.without_privacy))
+        return max(found, 0.0) / max(by_adam, found) if max(by_adam, found) > _ANYTHING else 0.0
 
     @property
     def learns(self) -> bool:
@@ -65,11 +67,11 @@ class Rehearsal:
         return self.share >= _ENOUGH
 
     def __str__(self) -> str:
-        verdict = "They learn" if self.learns else "They learn little"
+        little = "" if self.learns else " little"
         return (
             f"Of generated labels ({self.metric} {self.possible:.3f} at best, {self.averages:.3f} by averages) this "
             f"model finds {self.without_privacy:.3f} without privacy and {self.private:.3f} with these settings: "
-            f"{self.share:.0%} of what it can find beyond averages. {verdict}."
+            f"{self.share:.0%} of what it can find beyond averages. These settings learn{little}."
         )
 
 
@@ -87,57 +89,66 @@ def rehearse(
         loss: The compiled loss.
         of_clicks: Whether labels are clicks; otherwise they are classes.
         make_ready: Compiles a model for a plan and its batches, with the training's settings.
-        verbose: As Keras' `fit` has it.
+        verbose: 0 for no progress.
 
     Raises:
-        ValueError: The values of an input, or the form of labels, are not known.
+        ValueError: The values of an input, or the form of labels, are not known, or a layer cannot be made anew.
     """
     if math.prod(y.shape[1:]) != 1:
         raise ValueError(f"A rehearsal knows one label a row, and y has {math.prod(y.shape[1:])}.")
-    size = plan.sampling.expected_batch_size
-    taken = min(size, _MOST)
-    units = min(plan.sampling.num_units, max(int(taken * plan.steps), _FEWEST))
-    generated = GeneratedRows(_new(model), x, units + _HELD_OUT, np.random.default_rng(0))
-    task = (_clicks if of_clicks else _classes)(model, generated, units)
-    labels = np.reshape(task.labels, [-1, *y.shape[1:]]).astype(y.dtype.as_numpy_dtype)
-
-    def rows(drawn: Any) -> Any:
-        return tf.nest.map_structure(lambda array: array[drawn], generated.features), labels[drawn]
-
-    rounds = keras.callbacks.LambdaCallback()
+    size, sampling = plan.sampling.expected_batch_size, plan.sampling
+    batch = min(size, _MOST)
+    rows_of_unit = _ROWS_OF_A_USER if sampling.unit == "user" else 1
+    units = min(sampling.num_units, max(min(int(batch * plan.steps), _MOST_ROWS), _FEWEST) // rows_of_unit)
+    rows, progress = units * rows_of_unit, []
     if verbose != 0:
-        print(f"Rehearsal on {units:,} generated rows: by Adam, then by {type(model.optimizer).__name__}.")
-        bar = keras.utils.Progbar(2 * _ROUNDS, unit_name="round")
-        rounds = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: bar.add(1))
-    judged, _ = rows(slice(units, None))
+        print(f"Rehearsal on {rows:,} generated rows: by Adam, then by {type(model.optimizer).__name__}.")
+        bar = keras.utils.Progbar(_ADAM_STEPS * _ADAM_ROUNDS + plan.steps)
+        progress = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: bar.add(1))]
+    rng = np.random.default_rng(0)
+    generated = GeneratedRows(_new(model), x, rows + _HELD_OUT, rng)
+    task = (_clicks if of_clicks else _classes)(model, generated, rows)
+    dtype = y.dtype.as_numpy_dtype if of_clicks else np.int32
+    labels = np.reshape(task.labels, [-1, *y.shape[1:]]).astype(dtype)
+
+    def select(chosen: Any) -> Any:
+        return tf.nest.map_structure(lambda array: array[chosen], generated.features), labels[chosen]
+
+    judged, _ = select(slice(rows, None))
 
     def judge(trained: Any) -> float:
-        return task.judge(trained.predict(judged, batch_size=_HELD_OUT // 5, verbose=0))
+        return task.judge(np.asarray(trained.predict(judged, batch_size=_HELD_OUT // 5, verbose=0), np.float32))
 
     plain, best = _new(model), [task.averages]
     plain.compile("adam", loss)
     keep_best = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: best.append(judge(plain)))
-    shuffled = tf.data.Dataset.from_tensor_slices(rows(slice(units))).shuffle(units).repeat().batch(_ADAM_BATCH)
-    seen = {"steps_per_epoch": _ADAM_STEPS, "epochs": _ROUNDS, "shuffle": False, "verbose": 0}
-    plain.fit(shuffled, callbacks=[keep_best, rounds], **seen)
+    shuffled = tf.data.Dataset.from_tensor_slices(select(slice(rows))).shuffle(rows).repeat().batch(_ADAM_BATCH)
+    seen = {"steps_per_epoch": _ADAM_STEPS, "epochs": _ADAM_ROUNDS, "shuffle": False, "verbose": 0}
+    plain.fit(shuffled, callbacks=[keep_best, *progress], **seen)
 
-    new, steps = _new(model), math.ceil(plan.steps / _ROUNDS)
+    new = _new(model)
     private = PrivateModel(new.input, new.output, name=model.name)
     # Not the plan: these steps are of no unit's data, and cost nothing.
     rehearsed = PrivatePlan(
-        sampling=PoissonSampling(units, taken), noise_multiplier=plan.noise_multiplier * taken / size,
-        delta=plan.delta, steps=steps * _ROUNDS, l2_norm_clip=plan.l2_norm_clip, accountant="rdp",
-        allow_large_delta=True,
+        sampling=PoissonSampling(units, batch), noise_multiplier=plan.noise_multiplier * batch / size,
+        delta=plan.delta, steps=plan.steps, l2_norm_clip=plan.l2_norm_clip, accountant="rdp", allow_large_delta=True,
     )
-    batches = rehearsed.batches(rows)
+    batches = rehearsed.batches(lambda drawn: select(drawn + units * rng.integers(rows_of_unit, size=len(drawn))))
     make_ready(private, rehearsed, batches)
-    private.fit(batches, steps_per_epoch=steps, epochs=_ROUNDS, callbacks=[rounds], verbose=0)
+    private.fit(batches, steps_per_epoch=plan.steps, callbacks=progress, verbose=0)
     return Rehearsal(task.metric, task.averages, task.possible, max(best), judge(private))
 
 
 def _new(model: keras.Model) -> Any:
-    layers = keras.models.clone_model(model)
-    return keras.Model(layers.input, layers.output, name=model.name)
+    """A plain model of the same layers, with weights of its own."""
+    new = keras.models.clone_model(keras.Model(model.input, model.output, name=model.name))
+    shared = {id(each) for each in model.variables} & {id(each) for each in new.variables}
+    if shared:
+        raise ValueError(
+            f"A layer of '{model.name}' keeps its weights when it is made from its configuration: get_config() gives "
+            "the layers that it holds themselves. Give their configurations."
+        )
+    return new
 
 
 @dataclasses.dataclass(frozen=True)
@@ -151,28 +162,34 @@ class _Task:
     possible: float
 
 
-def _clicks(model: keras.Model, rows: GeneratedRows, units: int) -> _Task:
-    scores, effects, clicked = rows.clicks()
+def _clicks(model: keras.Model, generated: GeneratedRows, rows: int) -> _Task:
+    scores, effects, clicked = generated.clicks()
+    if np.allclose(scores, effects):
+        raise ValueError("A row of one number has nothing beyond averages to find: count clicks of each, with noise.")
 
     def area(predicted: np.ndarray) -> float:
-        ranks = stats.rankdata(predicted.reshape(-1))
-        positive, all_rows = clicked[units:], len(predicted)
-        number = positive.sum()
-        return float((ranks[positive].sum() - number * (number + 1) / 2) / (number * (all_rows - number)))
+        ranks = stats.rankdata(np.nan_to_num(predicted.reshape(-1)))
+        positive, number = clicked[rows:], clicked[rows:].sum()
+        return float((ranks[positive].sum() - number * (number + 1) / 2) / (number * (len(positive) - number)))
 
-    return _Task("AUC", clicked, area, area(effects[units:]), area(scores[units:]))
+    return _Task("AUC", clicked, area, area(effects[rows:]), area(scores[rows:]))
 
 
-def _classes(model: keras.Model, rows: GeneratedRows, units: int) -> _Task:
-    if len(model.output.shape) != 2:
-        raise ValueError(f"A rehearsal knows one class a row, and '{model.name}' predicts {model.output.shape}.")
+def _classes(model: keras.Model, generated: GeneratedRows, rows: int) -> _Task:
     number = model.output.shape[-1]
-    scores, drawn = rows.classes(number)
+    if len(model.output.shape) != 2 or number > _MOST_CLASSES:
+        raise ValueError(
+            f"A rehearsal knows one of at most {_MOST_CLASSES:,} classes a row, and '{model.name}' predicts "
+            f"{model.output.shape}."
+        )
+    scores, drawn = generated.classes(number)
     k = 10 if number > 100 else 1
 
     def recall(predicted: np.ndarray) -> float:
-        own = np.take_along_axis(predicted, drawn[units:, None], axis=1)
-        return float(((predicted > own).sum(axis=1) < k).mean())
+        own = np.take_along_axis(predicted, drawn[rows:, None], axis=1)
+        above = (predicted >= own).sum(axis=1)  # itself, and what is level with it; nothing is, if it is no number
+        return float(((above >= 1) & (above <= k)).mean())
 
-    most = np.tile(np.bincount(drawn[:units], minlength=number), [_HELD_OUT, 1])
-    return _Task(f"recall@{k}", drawn, recall, recall(most), recall(scores(slice(units, None))))
+    often = np.bincount(drawn[:rows], minlength=number) + np.linspace(0, 0.5, number)  # without ties
+    most = recall(np.broadcast_to(often, [_HELD_OUT, number]))
+    return _Task(f"recall@{k}", drawn, recall, most, recall(scores(slice(rows, None))))
