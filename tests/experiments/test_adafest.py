@@ -162,7 +162,7 @@ def test_arguments_become_sizes_and_a_grid():
 
 
 @pytest.mark.parametrize("wrong, words", [
-    (["--task", "text", "--data", "x"], "--data"),
+    (["--task", "text", "--data", "x"], "x has no train.tsv"),
     (["--task", "text", "--parts", "stream"], "stream"),
     (["--steps", "0"], "--steps"),
     (["--mechanisms", "SGD"], "--mechanisms"),

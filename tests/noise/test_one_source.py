@@ -13,7 +13,7 @@ LAWS = {
     "standard_t", "standard_cauchy", "rvs",
 }  # fmt: skip
 HOME = "tfdp_rec.noise", "tfdp_rec.core.mechanism.noise"
-SYNTHETIC = "generated.py"  # data that nobody made: its noise protects nobody
+SYNTHETIC = {"generated.py", "generated_rows.py"}  # data that nobody made: its noise protects nobody
 
 
 def draws_in(source):
@@ -68,7 +68,7 @@ def test_the_product_draws_noise_nowhere_else():
     files = [
         path
         for path in sorted(PACKAGE.rglob("*.py"))
-        if path.name != SYNTHETIC and "noise" not in path.relative_to(PACKAGE).parts
+        if path.name not in SYNTHETIC and "noise" not in path.relative_to(PACKAGE).parts
     ]
     assert len(files) > 100
     found = [f"{path}:{line}" for path in files for line in draws_in(path.read_text())]

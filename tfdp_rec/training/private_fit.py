@@ -409,7 +409,7 @@ def make_private(
         raise ValueError("table_rule= needs learning_rate=: there is a default for plain SGD alone.")
 
     def compile_for(model: PrivateModel, plan: PrivatePlan, dense: Any, options: dict[str, Any]) -> None:
-        own = further if dense is None else {**further, "dense_optimizer": dense}
+        own = further | ({} if dense is None else {"dense_optimizer": dense})
         if learning_rate is None and "dense_optimizer" not in own:
             own["dense_optimizer"] = first_dense_optimizer(plan.steps, further.get("weight_decay") or 0.0)
         model.compile(kind(_SMALL if learning_rate is None else learning_rate, plan=plan, **own), **options)
