@@ -13,7 +13,7 @@ LAWS = {
     "standard_t", "standard_cauchy", "rvs",
 }  # fmt: skip
 HOME = "tfdp_rec.noise", "tfdp_rec.core.mechanism.noise"
-SYNTHETIC = {"generated.py", "generated_rows.py"}  # data that nobody made: its noise protects nobody
+SYNTHETIC = {"generated.py", "generated_rows.py"}  # generated data: its randomness is no protection
 
 
 def draws_in(source):

@@ -78,8 +78,8 @@ class GeneratedRows:
 
     def clicks(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """The score of each row, the part of it that single ids have, and whether a click followed."""
-        effects = _EFFECTS * _scaled(self._total[:, 0])
-        scores = effects + _TASTES * _scaled((self._total**2 - self._squares)[:, 1:].sum(axis=1))
+        effects = _EFFECTS * _standardize(self._total[:, 0])
+        scores = effects + _TASTES * _standardize((self._total**2 - self._squares)[:, 1:].sum(axis=1))
         return scores, effects, self._rng.random(len(scores)) < 1 / (1 + np.exp(-scores))
 
     def classes(self, number: int) -> tuple[Callable[[slice], np.ndarray], np.ndarray]:
@@ -96,7 +96,7 @@ class GeneratedRows:
         return scores, np.concatenate(drawn)
 
 
-def _scaled(values: np.ndarray) -> np.ndarray:
+def _standardize(values: np.ndarray) -> np.ndarray:
     spread = values.std()
     return (values - values.mean()) / spread if spread > 1e-6 else np.zeros_like(values)
 
