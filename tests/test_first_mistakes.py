@@ -56,9 +56,8 @@ def test_names_of_no_likeness_and_private_ones_are_left_alone():
             getattr(tfdp_rec, name)
 
 
-# Models, loops and strategies that are not private.
+# Models and loops that are not private.
 
-REPLICAS = "(Mirrored|OneDevice)Strategy: each replica of a strategy would clip and add noise separately. Make, compile"
 TAKEN = "is taken by a private step, and no private step took this one"
 
 
@@ -143,54 +142,6 @@ def test_a_loop_of_ones_own_is_told_what_a_drawn_batch_is(take):
     assert len(str(drawn)) < 120 and ".batch" in repr(drawn)
     with pytest.raises(ValueError, match="its rows are in .batch"):
         functional()(drawn)
-
-
-def mirrored():
-    return tf.distribute.MirroredStrategy(["CPU:0"]).scope()
-
-
-def compiled_within():
-    with mirrored():
-        model = functional(tfdp_rec.PrivateModel)
-        model.compile(tfdp_rec.LazyDPSGD(1.0, plan=plan()), "mse")
-
-
-def made_private_of_one_within():
-    with mirrored():
-        model = sequential()
-    tfdp_rec.make_private(model, (IDS, Y), **SETTINGS)
-
-
-def made_private_within():
-    with mirrored():
-        tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS)
-
-
-def fitted_within():
-    private = tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS)
-    with mirrored():
-        private.fit(verbose=0)
-
-
-def fitted_on_one_device():
-    private = tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS)
-    with tf.distribute.OneDeviceStrategy("CPU:0").scope():
-        private.fit(verbose=0)
-
-
-def run_by_it():
-    private = tfdp_rec.make_private(sequential(), (IDS, Y), **SETTINGS)
-    tf.distribute.MirroredStrategy(["CPU:0"]).run(private.model.train_step, args=(next(iter(private.batches)),))
-
-
-@pytest.mark.parametrize(
-    "ways",
-    [compiled_within, made_private_of_one_within, made_private_within, fitted_within, fitted_on_one_device, run_by_it],
-)
-def test_every_way_to_train_on_replicas_gets_one_sentence(ways):
-    """They ended in: int() argument must be a string …, not 'MirroredVariable'; in an AssertionError; or nowhere."""
-    with pytest.raises(tfdp_rec.NotPrivate, match=REPLICAS):
-        ways()
 
 
 # Arguments.

@@ -5,6 +5,7 @@ To be run against the oldest and the newest versions that we support.
 
 import ast
 import copy
+import gc
 from pathlib import Path
 
 import keras
@@ -319,6 +320,59 @@ def test_a_plain_call_has_no_options_of_the_graph_optimizer():
     assert len(plain) == 2 and len(in_branch) == 1
     assert not any(each.ListFields() for each in (*plain, *in_branch))
     assert len(other) == 1 and other[0].rewrite_options.auto_mixed_precision_onednn_bfloat16 == 1
+
+
+def test_outside_scopes_a_variable_has_one_copy_and_inside_again_several():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        with keras_internals.outside_scopes():
+            alone, now = tf.Variable(1.0), tf.distribute.get_strategy()
+        several = tf.Variable(1.0)
+        assert now is not strategy and tf.distribute.get_strategy() is strategy
+    assert not isinstance(alone, tf.distribute.DistributedValues)
+    assert isinstance(several, tf.distribute.DistributedValues)
+    with pytest.raises(ZeroDivisionError), strategy.scope(), keras_internals.outside_scopes():
+        1 / 0  # noqa: B018
+    assert not tf.distribute.has_strategy()
+
+
+def test_a_model_leaves_its_strategy_with_the_first_copies():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        inputs = keras.Input([2])
+        model = keras.Model(inputs, keras.layers.Dropout(0.5)(keras.layers.Dense(1)(inputs)))
+        metrics = [keras.metrics.AUC(), "accuracy"]
+        other = keras.Model(model.input, model.output)
+    keras_internals.hand_strategy(other, model)
+    assert model.distribute_strategy is strategy and other.distribute_strategy is not strategy
+    first = [v.value.values[0] for v in model.weights]
+    keras_internals.leave_strategy(model, ((metrics,), {"loss": "mse"}))
+    assert [keras_internals.resource(v) is one for v, one in zip(model.weights, first, strict=True)] == 2 * [True]
+    assert model.distribute_strategy is tf.distribute.get_strategy()
+    for variable in (*model.variables, *metrics[0].variables):
+        assert not isinstance(keras_internals.resource(variable), tf.distribute.DistributedValues)
+    del strategy, first
+    gc.collect()
+    keras.optimizers.SGD().build(model.trainable_variables)  # which asks what a copy is one of
+
+
+def test_an_unordered_operation_runs_always_and_waits_for_none():
+    def controls(unordered):
+        @tf.function
+        def two():
+            made = [tf.raw_ops.DeepCopy(x=tf.constant(number)).op for number in (1, 2)]
+            for each in made if unordered else ():
+                keras_internals.run_unordered(each)
+            return tf.constant(0)
+
+        graph = two.get_concrete_function().graph
+        copies = [each for each in graph.get_operations() if each.type == "DeepCopy"]
+        assert set(copies) <= set(graph.control_outputs)
+        return len(copies[1].control_inputs)
+
+    assert controls(False) == 1 and controls(True) == 0
+    with tf.Graph().as_default():
+        keras_internals.run_unordered(tf.raw_ops.DeepCopy(x=tf.constant(1)).op)  # where nothing orders, nothing is done
 
 
 def test_determinism_is_noticed():

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from tfdp_rec.core.ground.lazy_imports import lazy_getattr, names_for_checkers
 from tfdp_rec.core.ground.registration import register
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 # Names of TF Privacy, Opacus and TFRS, and what does their work here.
 _SGD = "tfdp_rec.DPSGD, or tfdp_rec.LazyDPSGD, which is as private and faster on large tables"

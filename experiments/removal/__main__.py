@@ -9,7 +9,7 @@ Both tables stand in docs/privacy-floating-point.md.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import keras
@@ -17,7 +17,7 @@ import numpy as np
 import tensorflow as tf
 from keras import layers
 
-from tfdp_rec.clipping import ClippedSum, Clipping
+from tfdp_rec.clipping import ClippedSum, Clipping, on_devices
 from tfdp_rec.core.sensitivity.arithmetic import ask_for_float32_products
 from tfdp_rec.core.sensitivity.engine import Graph
 
@@ -99,18 +99,27 @@ class Wide(keras.Model):
         return {"ids": np.zeros(size, int), "a": np.tile((1e9 * self.weighed).astype("float32"), [size, 1])}
 
 
-def sums_of(model: Any, batch: dict[str, np.ndarray]) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
-    """A batch -> the clipped sum of a model, C = 1; `batch` is one to build it with."""
+def sums_of(
+    model: Any, batch: dict[str, np.ndarray], devices: Sequence[str] = ()
+) -> Callable[[dict[str, np.ndarray]], list[np.ndarray]]:
+    """A batch -> the clipped sum of a model, C = 1, also as `devices` share it; `batch` is one to build it with."""
     model.per_example_loss(batch)
     clipping = Clipping(model, model.per_example_loss, tf.constant(1.0))
-    graph = Graph(lambda batch: (clipping.sum(batch), None))
+    graph = Graph(lambda batch: (on_devices(clipping, batch, devices) if devices else clipping.sum(batch), None))
 
     def summed(batch: dict[str, np.ndarray]) -> list[np.ndarray]:
         found: ClippedSum = graph(tf.nest.map_structure(tf.constant, batch))[0]
-        gradients = [tf.convert_to_tensor(found.gradients[v.path]) for v in model.trainable_variables]
-        return [np.asarray(gradient, np.float64) for gradient in gradients]
+        return [_to_array(found.gradients[v.path], v.shape) for v in model.trainable_variables]
 
     return summed
+
+
+def _to_array(gradient: Any, shape: tuple[int, ...]) -> np.ndarray:
+    whole = np.zeros(shape)
+    if isinstance(gradient, tf.IndexedSlices):
+        whole[gradient.indices.numpy()] = gradient.values  # ids are distinct
+        return whole
+    return whole + gradient
 
 
 def distance(several: list[np.ndarray], others: list[np.ndarray]) -> float:
@@ -118,9 +127,9 @@ def distance(several: list[np.ndarray], others: list[np.ndarray]) -> float:
     return float(np.sqrt(sum(np.sum(np.square(a - b)) for a, b in zip(several, others))))
 
 
-def removals(first: str, last: str) -> Callable[[dict[str, np.ndarray]], float]:
+def removals(first: str, last: str, devices: Sequence[str] = ()) -> Callable[[dict[str, np.ndarray]], float]:
     """A batch -> how far its first example moves the sum of one model, in clips."""
-    summed = sums_of(Two(first, last), batch_of("ordinary", 2, 0))
+    summed = sums_of(Two(first, last), batch_of("ordinary", 2, 0), devices)
     return lambda batch: distance(summed(batch), summed({name: v[1:] for name, v in batch.items()}))
 
 
@@ -166,6 +175,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])  # type: ignore[union-attr]
     parser.add_argument("--tries", type=int, default=4, help="batches of each kind and size")
     parser.add_argument("--wide", action="store_true", help="the table of layers that add up many terms")
+    parser.add_argument("--devices", nargs="*", default=[], help="names of devices that share each sum: CPU:0 CPU:0")
     arguments = parser.parse_args()
     ask_for_float32_products()
     if arguments.wide:
@@ -174,7 +184,7 @@ def main() -> None:
     tries = arguments.tries
     print("| types | " + " | ".join(f"B = {size:,}" for size in SIZES) + " |\n|" + " --- |" * (len(SIZES) + 1))
     for name, (first, last) in TYPES.items():
-        removal = removals(first, last)
+        removal = removals(first, last, arguments.devices)
         highest = [
             max(removal(batch_of(kind, size, seed)) for kind in BATCHES for seed in range(tries)) for size in SIZES
         ]

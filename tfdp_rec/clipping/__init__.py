@@ -5,7 +5,7 @@ from __future__ import annotations
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping
 from tfdp_rec.core.sensitivity.factors import Factor, Outer, PerExample, Reads, Rows, Scores
-from tfdp_rec.core.sensitivity.microbatches import clipped_sum, in_parts
+from tfdp_rec.core.sensitivity.microbatches import clipped_sum, in_parts, on_devices
 from tfdp_rec.core.sensitivity.rules import (
     Call,
     Conv1DRule,
@@ -31,5 +31,5 @@ __all__ = [
     "LEAST_CLIP", "Call", "CandidateScores", "CandidateScoresRule", "ClippedSum", "Clipping", "Conv1DRule", "DenseRule",
     "EinsumDenseRule", "EmbedReduceRule", "EmbeddingRule", "Factor", "Hooks", "LayerNormalizationRule", "Negatives",
     "NotPrivate", "Outer", "PerExample", "Reads", "ReversibleEmbeddingRule", "Rows", "Rule", "Scores", "TowerScores",
-    "UniversalRule", "check", "clipped_sum", "in_parts", "refuse", "register",
+    "UniversalRule", "check", "clipped_sum", "in_parts", "on_devices", "refuse", "register",
 ]  # fmt: skip

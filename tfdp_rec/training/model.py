@@ -11,6 +11,7 @@ the model's own methods call first (`release_methods.py`).
 
 from __future__ import annotations
 
+import contextlib
 import functools
 from collections.abc import Iterable
 from typing import Any
@@ -21,10 +22,15 @@ import tensorflow as tf
 from tfdp_rec.core.claim.entries import Use
 from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.claim.sampling_proof import Source, refusals_in_words, strip_draw
-from tfdp_rec.core.ground.keras_internals import functional_class, is_functional, metrics_container
+from tfdp_rec.core.ground.keras_internals import (
+    functional_class,
+    is_functional,
+    leave_strategy,
+    metrics_container,
+    outside_scopes,
+)
 from tfdp_rec.core.ground.refused import NotPrivate, refuse_below
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
-from tfdp_rec.core.mechanism.checks import refuse_replicas
 from tfdp_rec.core.mechanism.kept import allow_steps
 from tfdp_rec.core.mechanism.weights import owners_of
 from tfdp_rec.core.sensitivity import engine
@@ -48,6 +54,7 @@ from tfdp_rec.training.overridden_steps import predictions_read, read_step, refu
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
 from tfdp_rec.training.private_step import PrivateStep, diagnostics, loss_for_logs
 from tfdp_rec.training.release_methods import ReleaseMethods, empty_metrics_at_end, release_outside_steps
+from tfdp_rec.training.replicas import devices_of, refuse_unshared
 from tfdp_rec.training.trial_step import refusal_of_all
 
 _BEFORE_SHUFFLE = 2  # positional arguments of Keras' `fit` between callbacks and shuffle
@@ -160,22 +167,27 @@ class PrivateTraining(ReleaseMethods):
             ValueError: microbatch_size is below 1.
         """
         self.settle()  # for the noise that the earlier optimizer owes
-        vars(self)["private_step"] = PrivateStep(self, microbatch_size, diagnostics, adapted_to_public_data)
         # By name or config: Keras would make the object too late for the checks below.
         optimizer = keras.optimizers.get(optimizer) if isinstance(optimizer, (str, dict)) else optimizer
+        is_private = isinstance(optimizer, PrivateOptimizer)
+        devices = devices_of(self) if is_private else self.private_step.devices
+        made = PrivateStep(self, microbatch_size, diagnostics, adapted_to_public_data, devices)
+        vars(self)["private_step"] = made
         self._loss, self._loss_weights = loss, loss_weights
         if isinstance(optimizer, keras.optimizers.LossScaleOptimizer) and isinstance(
             optimizer.inner_optimizer, PrivateOptimizer
         ):
             raise NotPrivate("LossScaleOptimizer scales gradients after the clip; use the mechanism by itself.")
-        if isinstance(optimizer, PrivateOptimizer):
+        if is_private:
             refuse_options(self, kwargs)
             own_loss.refuse_unsaid_loss(self)
             refuse_own_step(self, PrivateTraining)
             ask_for_float32_products()
             refuse_below(1, microbatch_size=1 if microbatch_size is None else microbatch_size)
             kwargs["jit_compile"] = False
-        super().compile(optimizer, loss, loss_weights, *args, **kwargs)  # type: ignore[misc]
+            leave_strategy(self, (args, kwargs))
+        with outside_scopes() if is_private else contextlib.nullcontext():
+            super().compile(optimizer, loss, loss_weights, *args, **kwargs)  # type: ignore[misc]
         for step in ("test_step", "predict_step"):  # the most derived method, a user's included, is read
             vars(self)[step] = functools.partial(read_step, self, step, getattr(type(self), step))
         if isinstance(optimizer, PrivateOptimizer) and optimizer.pays_late:
@@ -272,7 +284,8 @@ class PrivateTraining(ReleaseMethods):
         """As Keras'; a call within a loss also gives the predictions for compiled metrics."""
         own_loss.refuse_no_call(self)
         if self.is_private and not self.private_weights.is_in_step:
-            output = predictions_read(self, super().__call__, args, kwargs)
+            with outside_scopes():  # variables that it makes have one copy
+                output = predictions_read(self, super().__call__, args, kwargs)
         else:
             output = super().__call__(*args, **kwargs)
         self.private_step.note_output(output)
@@ -370,7 +383,8 @@ class PrivateTraining(ReleaseMethods):
         self._refuse_changes()
         if not self.is_private or (self.optimizer.built and self.private_tables.are_known):
             return None
-        with tf.init_scope():
+        with tf.init_scope(), outside_scopes():
+            leave_strategy(self)  # of what was built since it was compiled
             specs = open_specs(examples_of(data), self.shared_inputs)
             try:
                 reader = self.private_tables.find(specs)
@@ -384,7 +398,6 @@ class PrivateTraining(ReleaseMethods):
         # The optimizer keeps the variables it was built for, and adds noise to all of them: its `build` refuses others.
         if self.is_private:
             refuse_own_step(self, PrivateTraining)
-            refuse_replicas(tf.distribute.get_strategy())  # a fit may be within a scope that `compile` was not in
             engine.refuse_other_arithmetic()  # that was turned on since the step was traced
         if self.is_private and self.optimizer.built and self.private_tables.are_known:
             refuse_adapted(self)
@@ -421,7 +434,8 @@ class PrivateTraining(ReleaseMethods):
             prepare_ordinary_steps(self)
             with refusals_in_words():
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
-        with self.private_weights.training(), refusals_in_words(), empty_metrics_at_end(self):
+        refuse_unshared(self, x)
+        with outside_scopes(), self.private_weights.training(), refusals_in_words(), empty_metrics_at_end(self):
             self._refuse_changes()
             is_within = self.optimizer.privacy_history.gate.is_kept  # a callback calls this, in a fit with a budget
             callbacks = prepare_callbacks(self.optimizer, callbacks, x)
@@ -461,7 +475,8 @@ class PrivateTraining(ReleaseMethods):
         if not self.is_private:
             prepare_ordinary_steps(self)
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
-        with self.private_weights.training(), refusals_in_words(), empty_metrics_at_end(self):
+        refuse_unshared(self, x)
+        with outside_scopes(), self.private_weights.training(), refusals_in_words(), empty_metrics_at_end(self):
             self._refuse_changes()
             self._prepare_data(x, y)
             if self.optimizer.plan is not None:
@@ -502,7 +517,6 @@ def _functional(kind: type) -> type:
 def refuse_options(model: Any, options: dict[str, Any]) -> None:
     """Refuses options that a private optimizer cannot be compiled with."""
     refuse_adapted(model)
-    refuse_replicas(tf.distribute.get_strategy(), model.distribute_strategy)  # now, and when the model was made
     if options.get("jit_compile") is True:
         raise NotPrivate(
             "jit_compile=True is refused under a private optimizer: XLA compiles neither the removal of repeated ids "

@@ -6,7 +6,7 @@ from typing import Any
 
 import keras
 
-from tfdp_rec.core.ground.keras_internals import layers_within
+from tfdp_rec.core.ground.keras_internals import layers_within, outside_scopes
 from tfdp_rec.core.mechanism.weights import may_be_table, refuse_unlike_others
 from tfdp_rec.training.adapted_layers import refuse_adapted
 from tfdp_rec.training.lookahead import TableReader, trace_reader
@@ -57,12 +57,13 @@ class ModelTables:
         model, optimizer = self.model, self.model.optimizer
         refuse_adapted(model)
         self.refuse_unlike_others()
-        with model.private_weights.in_step():  # Keras looks at variables whose rows may be withheld for another model
-            optimizer.build(model.trainable_variables, self._paths)
-        optimizer.privacy_history.add_weights(model.weights)
-        if optimizer.privacy_history.snapshot().uses:  # what the weights are made of goes with them
-            model.open_history()
-        model.private_weights.add(optimizer, model)
+        with outside_scopes():  # of a strategy, in which each of its variables would have several copies
+            with model.private_weights.in_step():  # Keras looks at variables whose rows another model may withhold
+                optimizer.build(model.trainable_variables, self._paths)
+            optimizer.privacy_history.add_weights(model.weights)
+            if optimizer.privacy_history.snapshot().uses:  # what the weights are made of goes with them
+                model.open_history()
+            model.private_weights.add(optimizer, model)
 
     def refuse_unlike_others(self) -> None:
         """Refuses the model's optimizer beside those of other models on its tables, if noise would not be right."""

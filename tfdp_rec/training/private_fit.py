@@ -37,7 +37,6 @@ from tfdp_rec.core.claim.schemes import PoissonSampling
 from tfdp_rec.core.ground.keras_internals import functional_class, layers_within
 from tfdp_rec.core.ground.refused import NotPrivate, refuse_below
 from tfdp_rec.core.mechanism.arguments import Options
-from tfdp_rec.core.mechanism.checks import refuse_replicas
 from tfdp_rec.core.mechanism.noise_walk import first_dense_optimizer, first_rate
 from tfdp_rec.core.sensitivity.step_reading import StepReading
 from tfdp_rec.core.sensitivity.weights import Auto
@@ -365,7 +364,6 @@ def make_private(
             f"make_private takes a Keras model and then its data, make_private(model, (x, y), ...), got a "
             f"{type(model).__name__} first."
         )
-    refuse_replicas(tf.distribute.get_strategy(), model.distribute_strategy)
     if others:
         raise TypeError(_APART)
     for name in settings:
@@ -503,7 +501,8 @@ def _click_loss(compiled: Mapping[str, Any], data: Any, model: Any) -> bool:
 
 
 def _warn_of_earlier_steps(model: keras.Model) -> None:
-    steps = int(model.optimizer.iterations) if model.compiled and model.optimizer is not None else 0
+    optimizer = model.optimizer if model.compiled else None
+    steps = 0 if optimizer is None else int(keras.ops.convert_to_numpy(optimizer.iterations))  # of a strategy's, too
     if steps and not isinstance(model.optimizer, optimizers.PrivateOptimizer):
         warnings.warn(
             f"The model was trained before, for {steps} steps of {type(model.optimizer).__name__}. No epsilon covers "

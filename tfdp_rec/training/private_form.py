@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.keras_internals import compile_arguments, functional_class
+from tfdp_rec.core.ground.keras_internals import compile_arguments, functional_class, hand_strategy
 from tfdp_rec.training.arrays import has_text
 from tfdp_rec.training.model import PrivateModel, PrivateTraining
 from tfdp_rec.training.ordinary_steps import note_uncounted_steps, uncounted_steps, watch
@@ -34,6 +34,7 @@ def private_form(model: Any, data: Any) -> Any:
     if model not in _MADE or _own_layers(model) != _own_layers(_MADE[model]):  # a Sequential model may have changed
         watched = model in _MADE
         _MADE[model] = make_private_model(model, data)
+        hand_strategy(model, _MADE[model])
         if not watched:
             watch(model)  # its own optimizer would train the same weights without privacy
     note_uncounted_steps(_MADE[model], uncounted_steps(model, model.optimizer if model.compiled else None))

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -18,8 +19,8 @@ from tfdp_rec.core.ground.keras_internals import resource
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.batches import example_leaves, map_examples
 from tfdp_rec.core.sensitivity.data_flow import refuse_data_read
-from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping, Graph
-from tfdp_rec.core.sensitivity.microbatches import in_parts
+from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping, Graph, Share
+from tfdp_rec.core.sensitivity.microbatches import in_parts, on_devices
 from tfdp_rec.training.batch import Batch, predictions_of
 
 OPTIONS = ("microbatch_size", "diagnostics", "adapted_to_public_data")
@@ -34,6 +35,7 @@ class PrivateStep:
     microbatch_size: int | None = None  # number of examples that are processed at a time; None for all
     diagnostics: bool = False  # whether logs show figures of the norms
     adapted_to_public_data: bool = False  # whether layers may know what `adapt` found
+    devices: tuple[str, ...] = ()  # those that share the sum; none where it is made on the default device
 
     def __post_init__(self) -> None:
         self._predictions: Any = None
@@ -87,15 +89,28 @@ class PrivateStep:
         def loss(examples: Any) -> tf.Tensor:
             return self.losses(Batch(examples))
 
-        size = self.microbatch_size
+        def sum_of(clipping: Clipping, examples: Any, share: Share | None = None) -> ClippedSum:
+            if self.microbatch_size is not None:
+                return in_parts(clipping, examples, self.microbatch_size, share=share)
+            clipped, present = clipping.sum(examples, share), clipping.present
+            # The sum repeats examples up to a whole number of vectors; predictions are those of examples with data.
+            counted = tf.range(clipping.batch_size(examples)) if present is None else tf.where(present)[:, 0]
+            own = self.take_predictions()
+            predictions.append(map_examples(lambda rows: tf.gather(rows, counted), own, self.model.shared_inputs))
+            return clipped
+
+        predictions: list[Any] = []
         clipping = Clipping(self.model, loss, clip, rule=self.model.optimizer.clip_rule, present=present)
-        if size is not None:
-            return in_parts(clipping, examples, size), None
-        clipped = clipping.sum(examples)
-        # The sum repeats examples up to a whole number of vectors; predictions are those of examples with data.
-        counted = tf.range(clipping.batch_size(examples)) if present is None else tf.where(present)[:, 0]
-        own, shared = self.take_predictions(), self.model.shared_inputs
-        return clipped, map_examples(lambda rows: tf.gather(rows, counted), own, shared)
+        if not self.devices:
+            return sum_of(clipping, examples), predictions[0] if predictions else None
+        return on_devices(clipping, examples, self.devices, sum_of), self._join(predictions)
+
+    def _join(self, predictions: Sequence[Any]) -> Any:
+        """The predictions of several parts of a batch as those of the batch."""
+        shared = self.model.shared_inputs
+        leaves = zip(*(example_leaves(each, shared) for each in predictions), strict=True)
+        joined = iter([tf.concat(several, axis=0) for several in leaves])
+        return map_examples(lambda _: next(joined), predictions[0], shared) if predictions else None
 
     def forget_graph(self) -> None:
         """Has the sum traced again, as when another model begins to train a table."""

@@ -24,6 +24,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from tfdp_rec.core.ground.keras_internals import run_unordered
+
 _CHECK = "_tfdp_rec_check"
 # Where lengths are known and branches are decided: arithmetic of these on a GPU would copy each number to it and back.
 # Not where the length of a tensor is asked for: it would come along.
@@ -51,6 +53,7 @@ def require_all(*checks: Check) -> list[tf.Operation]:
     if graph is None:
         return []
     kept = tf.raw_ops.DeepCopy(x=zero)
+    run_unordered(kept.op)  # or all that follows a check would wait for every check before it
     for operation in graph.get_operations()[before:]:
         setattr(operation, _CHECK, True)
     return [kept.op]

@@ -287,6 +287,40 @@ def plain_calls() -> Iterator[None]:
         here.function_call_options = before
 
 
+def leave_strategy(model: keras.Model, given: Any = ()) -> None:
+    """Has Keras run a model as on one device, with the first copy of each variable that has several.
+
+    Args:
+        model: Model.
+        given: Arguments of `compile`, in which there may be metrics that Keras does not yet count among the model's.
+    """
+    metrics = (each for each in keras.tree.flatten(given) if isinstance(each, keras.metrics.Metric))
+    for variable in (*model.variables, *(variable for metric in metrics for variable in metric.variables)):
+        held = resource(variable)
+        if isinstance(held, tf.distribute.DistributedValues):
+            set_resource(variable, first := held.values[0])
+            del first.handle._distributed_container  # which would be gone
+    vars(model)["_distribute_strategy"] = None
+
+
+def hand_strategy(model: keras.Model, other: keras.Model) -> None:
+    """Gives the distribution strategy of a model to another one on its layers."""
+    held = vars(model)
+    vars(other)["_distribute_strategy"], held["_distribute_strategy"] = held["_distribute_strategy"], None
+
+
+@contextlib.contextmanager
+def outside_scopes() -> Iterator[None]:
+    """A block outside the scopes of all distribution strategies: variables that it makes have one copy."""
+    graph: Any = tf.compat.v1.get_default_graph()
+    held = graph._distribution_strategy_stack, graph._variable_creator_stack
+    graph._distribution_strategy_stack, graph._variable_creator_stack = [], []
+    try:
+        yield
+    finally:
+        graph._distribution_strategy_stack, graph._variable_creator_stack = held
+
+
 def is_deterministic() -> bool:
     """Whether `tf.config.experimental.enable_op_determinism` was called."""
     from tensorflow.python.framework import config
@@ -325,6 +359,12 @@ def _find_gradient(operation: str) -> tuple[dict[str, Any], Any]:
 
     registered = ops.gradient_registry._registry[operation]
     return registered, registered["type"]
+
+
+def run_unordered(operation: Any) -> None:
+    """Has a function run a stateful operation always, but before or after no other one for being stateful."""
+    if (manager := getattr(operation.graph, "experimental_acd_manager", None)) is not None:
+        manager.run_independently(operation)
 
 
 def keep_conditional(results: Any) -> None:

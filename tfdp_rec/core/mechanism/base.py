@@ -29,7 +29,7 @@ from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, NonPrivateDpEve
 from tfdp_rec.core.claim.meter import Meter
 from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Source
 from tfdp_rec.core.ground.graph_checks import Check, depend_on, require_all
-from tfdp_rec.core.ground.keras_internals import learning_rate_now, learning_rate_of, resource
+from tfdp_rec.core.ground.keras_internals import learning_rate_now, learning_rate_of, outside_scopes, resource
 from tfdp_rec.core.ground.refused import NotPrivate, refuse_no_number
 from tfdp_rec.core.mechanism import checks
 from tfdp_rec.core.mechanism.arguments import Numbers, Planned
@@ -57,9 +57,10 @@ class MechanismType(abc.ABCMeta):
                 f"{cls.__name__} takes its settings by name, so that none is taken for another: {cls.__name__}("
                 "learning_rate, l2_norm_clip=..., noise_multiplier=..., expected_batch_size=..., ...)."
             )
-        made = super().__call__(learning_rate, **(settings if plan is None else plan.complete(settings)))
-        if plan is not None:
-            plan.accept(made)
+        with outside_scopes():  # its variables belong to the step as a whole, not to a replica
+            made = super().__call__(learning_rate, **(settings if plan is None else plan.complete(settings)))
+            if plan is not None:
+                plan.accept(made)
         return made
 
     @property
@@ -215,7 +216,6 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         name: str | None = None,
         **kwargs: Any,
     ):
-        checks.refuse_replicas(tf.distribute.get_strategy())
         if isinstance(learning_rate, str):
             refuse_no_number("learning_rate", learning_rate)
         super().__init__(
@@ -338,7 +338,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
             )
         variables = [part.variable for group in (self.tables, self.dense) for part in group.values()]
         checks.refuse_data_beside_the_sum(self, variables)
-        checks.refuse_replicas(tf.distribute.get_strategy())
+        checks.refuse_replicas()
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
         planned = [] if self.course is None else self.course.checks(source)
         admitted = require_all(*_check_ticket(self, clipped), *planned)

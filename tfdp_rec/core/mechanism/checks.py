@@ -123,15 +123,19 @@ _REPLICAS = (
 )  # fmt: skip
 
 
-def refuse_replicas(*strategies: tf.distribute.Strategy) -> None:
-    """Refuses distribution strategies by which replicas train."""
-    for strategy in strategies:
-        if isinstance(strategy, _REPLICAS) or strategy.num_replicas_in_sync > 1:
-            raise NotPrivate(
-                f"{type(strategy).__name__}: each replica of a strategy would clip and add noise separately. Make, "
-                "compile and fit the model outside its scope, on one device; or, on several machines, train with "
-                "parameter servers, tfdp_rec.distribute.ParameterServerTrainer."
-            )
+def has_replicas(strategy: tf.distribute.Strategy) -> bool:
+    """Whether replicas train by a distribution strategy."""
+    return isinstance(strategy, _REPLICAS) or strategy.num_replicas_in_sync > 1
+
+
+def refuse_replicas() -> None:
+    """Refuses a step that each replica of a strategy would make."""
+    if has_replicas(strategy := tf.distribute.get_strategy()) and not tf.distribute.in_cross_replica_context():
+        raise NotPrivate(
+            f"{type(strategy).__name__}: each replica of a strategy would clip and add noise separately. Make and "
+            "compile the model in the scope of a tf.distribute.MirroredStrategy and call its fit, which shares the "
+            "sum of a step among the devices; not strategy.run(...)."
+        )
 
 
 def refuse_on_table(variable: keras.Variable) -> None:

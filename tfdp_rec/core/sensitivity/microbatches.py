@@ -1,13 +1,15 @@
-"""The clipped sum of a batch: at once, or in microbatches, `microbatch_size` examples at a time to bound memory.
+"""The clipped sum of a batch in parts: in microbatches, to bound memory, or shared among devices.
 
-The parts share the slack for rounding errors, and are added up in float64.
+The parts share the slack for rounding errors, and are added up in float64. Which examples are in a part is decided by
+their places in the batch, which are the same for neighbours.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import functools
-from collections.abc import Callable
+import itertools
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 import keras
@@ -15,7 +17,7 @@ import tensorflow as tf
 
 from tfdp_rec.core.sensitivity import float_sums
 from tfdp_rec.core.sensitivity.batches import hide_batch_axis, map_examples, tensors
-from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping, Share, run_as_graph, shared_inputs
+from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping, Gradient, Share, run_as_graph, shared_inputs
 from tfdp_rec.core.sensitivity.recorder import settle_by_owner
 from tfdp_rec.core.sensitivity.weights import Auto, clip_and_rule
 
@@ -90,7 +92,38 @@ def clipped_sum(
     return dataclasses.replace(run_as_graph(run, tensors(batch), shared_inputs(model)), ticket=ticket)
 
 
-def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf = Clipping.sum) -> ClippedSum:
+def on_devices(clipping: Clipping, batch: Any, devices: Sequence[str], sum_of: SumOf = Clipping.sum) -> ClippedSum:
+    """The clipped sum of a batch, each device of which takes an equal share of the examples.
+
+    Args:
+        clipping: Model, loss and clip of the sum.
+        batch: Nest of tensors.
+        devices: Names of the devices.
+        sum_of: Function that computes the clipped sum of one share.
+    """
+    shared, size = shared_inputs(clipping.model), clipping.batch_size(batch)
+    share, ends = Share(len(devices), size), [size * number // len(devices) for number in range(len(devices) + 1)]
+
+    def part(start: tf.Tensor, end: tf.Tensor) -> Any:
+        own, present = map_examples(lambda t: t[start:end], (batch, clipping.present), shared)
+        return _apart(sum_of(dataclasses.replace(clipping, present=present), own, share), start)
+
+    parts = []
+    for device, ends_of_share in zip(devices, itertools.pairwise(ends), strict=True):
+        with tf.device(device):
+            parts.append(part(*ends_of_share))
+    dense, lists = zip(*parts, strict=True)
+    totals = tf.nest.map_structure(_add, *dense)
+    return _join(clipping, totals, tf.nest.map_structure(lambda *several: tf.concat(several, axis=0), *lists))
+
+
+def _add(*several: tf.Tensor) -> tf.Tensor:
+    return tf.cast(tf.add_n([tf.cast(each, tf.float64) for each in several]), several[0].dtype)
+
+
+def in_parts(
+    clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf = Clipping.sum, share: Share | None = None
+) -> ClippedSum:
     """The clipped sum of a batch, computed in parts.
 
     Args:
@@ -98,29 +131,29 @@ def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf
         batch: Nest of tensors.
         microbatch_size: Number of examples computed at a time.
         sum_of: Function that computes the clipped sum of one part.
+        share: The part of a larger batch that this batch is; None if it is none.
     """
     shared = shared_inputs(clipping.model)
     if tf.executing_eagerly():
         return run_as_graph(lambda batch: in_parts(clipping, batch, microbatch_size, sum_of), batch, shared)
     size = clipping.batch_size(batch)
-    share = Share(tf.maximum(1, (size + microbatch_size - 1) // microbatch_size), size, microbatch_size)
+    whole = share or Share(1, size)
+    parts = whole.parts * tf.maximum(1, (size + microbatch_size - 1) // microbatch_size)
+    share = Share(parts, whole.examples, microbatch_size)
 
-    def part(start: tf.Tensor) -> ClippedSum:
+    def part(start: tf.Tensor) -> Any:
         piece, present = map_examples(lambda t: t[start : start + microbatch_size], (batch, clipping.present), shared)
-        clipped = sum_of(dataclasses.replace(clipping, present=present), piece, share)
-        first = tf.cast(start, tf.int64)  # example numbers are those of the whole batch
-        reads = {path: r._replace(example=r.example + first) for path, r in clipped.reads.items()}
-        return dataclasses.replace(clipped, reads=reads)
+        return _apart(sum_of(dataclasses.replace(clipping, present=present), piece, share), start)
 
     # Dense sums are added up in the loop; rows, norms, losses and reads have lengths of their own and are concatenated.
-    graph = tf.function(lambda start: _apart(part(start)), autograph=False)
+    graph = tf.function(part, autograph=False)
     dense, listed = graph.get_concrete_function(tf.TensorSpec([], tf.int32)).structured_outputs
     map_all = tf.nest.map_structure
     totals = map_all(lambda g: tf.zeros(g.shape, tf.float64), dense)
     lists = map_all(_list_of, listed)
 
     def body(start: tf.Tensor, totals: Any, lists: Any) -> tuple[Any, ...]:
-        (more, further), number = _apart(part(start)), start // microbatch_size
+        (more, further), number = part(start), start // microbatch_size
         added = map_all(lambda total, g: total + tf.cast(g, tf.float64), totals, more)
         return start + microbatch_size, added, map_all(lambda array, t: array.write(number, t), lists, further)
 
@@ -130,18 +163,25 @@ def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf
         lambda start, *_: start < last, body, (tf.constant(0), totals, lists), parallel_iterations=1
     )
     gradients = map_all(lambda total, g: tf.cast(total, g.dtype), totals, dense)
-    norms, losses, rows, reads = map_all(lambda array: array.concat(), lists)
-    gradients |= {path: _join_rows(*several) for path, several in rows.items()}
+    return _join(clipping, gradients, map_all(lambda array: array.concat(), lists))
+
+
+def _join(clipping: Clipping, dense: dict[str, Gradient], lists: Any) -> ClippedSum:
+    """The clipped sum of a batch from the dense sums of its parts, added up, and their lists, one after the other."""
+    norms, losses, rows, reads = lists
+    gradients = dense | {path: _join_rows(*several) for path, several in rows.items()}
     return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, reads)
 
 
-def _apart(clipped: ClippedSum) -> tuple[dict[str, tf.Tensor], tuple[Any, ...]]:
-    """The dense gradients of a part, and the norms, losses, rows and reads."""
+def _apart(clipped: ClippedSum, start: tf.Tensor) -> tuple[dict[str, tf.Tensor], tuple[Any, ...]]:
+    """The dense gradients of a part that begins at a place of the batch; its norms, losses, rows and reads."""
     found = dict(clipped.gradients)
     rows = {path: g for path, g in found.items() if isinstance(g, tf.IndexedSlices)}
     dense = {path: g for path, g in found.items() if path not in rows}
     slices = {path: (g.values, tf.cast(g.indices, tf.int64)) for path, g in rows.items()}
-    return dense, (clipped.norms, clipped.losses, slices, clipped.reads)
+    first = tf.cast(start, tf.int64)  # example numbers are those of the whole batch
+    reads = {path: r._replace(example=r.example + first) for path, r in clipped.reads.items()}
+    return dense, (clipped.norms, clipped.losses, slices, reads)
 
 
 def _list_of(tensor: tf.Tensor) -> tf.TensorArray:
