@@ -133,7 +133,12 @@ with strategy.scope():
 loaded.compile(optimizer(), LOSS())
 loaded.fit(IDS, Y, batch_size=40, verbose=0)
 assert loaded.private_step.devices == BOTH
-print("kept")
+cut = next(iter(strategy.experimental_distribute_dataset(tf.data.Dataset.from_tensor_slices((IDS, Y)).batch(40))))
+try:
+    loaded.train_on_batch(*cut)
+except tfdp_rec.NotPrivate as problem:
+    assert "without experimental_distribute_dataset" in str(problem)
+    print("kept")
 
 # No product of the second device waits for one of the first.
 step = tf.function(loaded.train_step).get_concrete_function((tf.constant(IDS[:40]), tf.constant(Y[:40])))
@@ -190,7 +195,7 @@ def test_a_fit_in_a_scope_that_compile_was_not_in_is_refused():
     model = of_scope(tf.distribute.get_strategy())
     for fit in (lambda: model.fit(IDS, Y, verbose=0), lambda: model.train_on_batch(IDS[:8], Y[:8])):
         with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-            with pytest.raises(tfdp_rec.NotPrivate, match="compiled outside it: make and compile the model in the sc"):
+            with pytest.raises(tfdp_rec.NotPrivate, match="not compiled in it: make and compile the model in the sc"):
                 fit()
 
 
@@ -217,6 +222,35 @@ def test_an_ordinary_optimizer_of_a_strategy_may_be_replaced():
     with strategy.scope():
         model.compile("adam", "mse")  # its steps could not be read
     assert type(model.optimizer) is keras.optimizers.Adam
+
+
+def test_ordinary_training_of_a_model_that_was_private_is_refused_in_a_scope_alone():
+    """It ended in an assertion without words."""
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    model = of_scope(strategy)
+    model.fit(IDS, Y, batch_size=8, verbose=0)
+    with strategy.scope(), pytest.raises(ValueError, match="have one copy since .* outside the scope, or make a new m"):
+        model.compile("sgd", "mse")
+    model.compile("sgd", "mse")
+    for fit in (lambda: model.fit(IDS, Y, verbose=0), lambda: model.train_on_batch(IDS[:8], Y[:8])):
+        with strategy.scope(), pytest.raises(ValueError, match="have one copy"):
+            fit()
+    model.fit(IDS, Y, batch_size=8, verbose=0)
+    assert int(model.optimizer.iterations) == 5
+
+
+def test_a_dense_optimizer_and_a_grown_model_of_a_scope():
+    strategy = tf.distribute.MirroredStrategy(["CPU:0"])
+    with strategy.scope():
+        settings = dict(l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
+        optimizer = tfdp_rec.LazyDPSGD(0.1, dense_optimizer=keras.optimizers.Adam(0.01), **settings)
+    model = of_scope(strategy, optimizer)
+    model.fit(IDS, Y, batch_size=8, verbose=0)
+    assert int(optimizer.dense_optimizer.iterations) == 5
+    inputs = keras.Input([], dtype="int64")
+    outputs = keras.layers.Dense(1)(keras.layers.Embedding(50, 2)(inputs))
+    grown = model.grow_into(tfdp_rec.PrivateModel(inputs, outputs))
+    assert grown.private_step.devices == model.private_step.devices != ()
 
 
 def test_variables_that_are_made_after_compile_have_one_copy():

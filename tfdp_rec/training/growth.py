@@ -154,6 +154,7 @@ def _take_over_optimizer(before: Any, after: Any, rows: Mapping[str, np.ndarray 
     mine, given = before.optimizer, compile_arguments(before)
     given["optimizer"] = type(mine).from_config(mine.get_config())
     given |= {name: _renew_metrics(given.get(name)) for name in ("metrics", "weighted_metrics")}
+    after.private_step.devices = before.private_step.devices
     after.compile(**given, **before.private_step.options)
     other = after.optimizer
     numbers = before.private_tables.numbers

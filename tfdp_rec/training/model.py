@@ -54,7 +54,7 @@ from tfdp_rec.training.overridden_steps import predictions_read, read_step, refu
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
 from tfdp_rec.training.private_step import PrivateStep, diagnostics, loss_for_logs
 from tfdp_rec.training.release_methods import ReleaseMethods, empty_metrics_at_end, release_outside_steps
-from tfdp_rec.training.replicas import devices_of, refuse_unshared
+from tfdp_rec.training.replicas import devices_of, refuse_ordinary, refuse_unshared
 from tfdp_rec.training.trial_step import refusal_of_all
 
 _BEFORE_SHUFFLE = 2  # positional arguments of Keras' `fit` between callbacks and shuffle
@@ -185,7 +185,10 @@ class PrivateTraining(ReleaseMethods):
             ask_for_float32_products()
             refuse_below(1, microbatch_size=1 if microbatch_size is None else microbatch_size)
             kwargs["jit_compile"] = False
-            leave_strategy(self, (args, kwargs))
+            with outside_scopes():
+                leave_strategy(self, args, kwargs, optimizer.dense_optimizer)
+        else:
+            refuse_ordinary(self)
         with outside_scopes() if is_private else contextlib.nullcontext():
             super().compile(optimizer, loss, loss_weights, *args, **kwargs)  # type: ignore[misc]
         for step in ("test_step", "predict_step"):  # the most derived method, a user's included, is read
@@ -431,6 +434,7 @@ class PrivateTraining(ReleaseMethods):
             if len(args) <= _BEFORE_SHUFFLE:
                 kwargs.setdefault("shuffle", False)  # Keras warns that it does not shuffle a dataset
         if not self.is_private:
+            refuse_ordinary(self)
             prepare_ordinary_steps(self)
             with refusals_in_words():
                 return super().fit(x, y, batch_size, epochs, verbose, callbacks, *args, **kwargs)  # type: ignore[misc]
@@ -473,6 +477,7 @@ class PrivateTraining(ReleaseMethods):
     def train_on_batch(self, x: Any, y: Any = None, *args: Any, **kwargs: Any) -> Any:
         """As Keras'; errors from within the graph are raised with their sentence alone."""
         if not self.is_private:
+            refuse_ordinary(self)
             prepare_ordinary_steps(self)
             return super().train_on_batch(x, y, *args, **kwargs)  # type: ignore[misc]
         refuse_unshared(self, x)

@@ -90,8 +90,6 @@ class PrivateStep:
             return self.losses(Batch(examples))
 
         def sum_of(clipping: Clipping, examples: Any, share: Share | None = None) -> ClippedSum:
-            if self.microbatch_size is not None:
-                return in_parts(clipping, examples, self.microbatch_size, share=share)
             clipped, present = clipping.sum(examples, share), clipping.present
             # The sum repeats examples up to a whole number of vectors; predictions are those of examples with data.
             counted = tf.range(clipping.batch_size(examples)) if present is None else tf.where(present)[:, 0]
@@ -101,16 +99,19 @@ class PrivateStep:
 
         predictions: list[Any] = []
         clipping = Clipping(self.model, loss, clip, rule=self.model.optimizer.clip_rule, present=present)
-        if not self.devices:
-            return sum_of(clipping, examples), predictions[0] if predictions else None
-        return on_devices(clipping, examples, self.devices, sum_of), self._join(predictions)
+        size = self.microbatch_size
+        if self.devices:
+            clipped = on_devices(clipping, examples, self.devices, sum_of, size)
+        else:
+            clipped = sum_of(clipping, examples) if size is None else in_parts(clipping, examples, size, sum_of)
+        return clipped, self._join(predictions) if size is None else None
 
     def _join(self, predictions: Sequence[Any]) -> Any:
         """The predictions of several parts of a batch as those of the batch."""
         shared = self.model.shared_inputs
         leaves = zip(*(example_leaves(each, shared) for each in predictions), strict=True)
         joined = iter([tf.concat(several, axis=0) for several in leaves])
-        return map_examples(lambda _: next(joined), predictions[0], shared) if predictions else None
+        return map_examples(lambda _: next(joined), predictions[0], shared)
 
     def forget_graph(self) -> None:
         """Has the sum traced again, as when another model begins to train a table."""

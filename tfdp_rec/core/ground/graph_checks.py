@@ -53,7 +53,6 @@ def require_all(*checks: Check) -> list[tf.Operation]:
     if graph is None:
         return []
     kept = tf.raw_ops.DeepCopy(x=zero)
-    run_unordered(kept.op)  # or all that follows a check would wait for every check before it
     for operation in graph.get_operations()[before:]:
         setattr(operation, _CHECK, True)
     return [kept.op]
@@ -67,6 +66,14 @@ def _join(sentence: Sequence[Any]) -> Any:
     if all(isinstance(one, str) for one in parts):
         return "".join(parts)
     return parts[0] if len(parts) == 1 else tf.strings.join(parts)
+
+
+def unordered_checks(graph: Any, start: int) -> list[tf.Operation]:
+    """The checks among a graph's operations from number `start` on, which no longer wait for one another."""
+    found = [each for each in graph.get_operations()[start:] if is_check(each) and each.type == "DeepCopy"]
+    for each in found:
+        run_unordered(each)
+    return found
 
 
 def depend_on(value: tf.Tensor, checks: Iterable[tf.Operation]) -> tf.Tensor:

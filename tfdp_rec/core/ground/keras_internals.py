@@ -287,19 +287,22 @@ def plain_calls() -> Iterator[None]:
         here.function_call_options = before
 
 
-def leave_strategy(model: keras.Model, given: Any = ()) -> None:
+def leave_strategy(model: keras.Model, *given: Any) -> None:
     """Has Keras run a model as on one device, with the first copy of each variable that has several.
 
     Args:
         model: Model.
-        given: Arguments of `compile`, in which there may be metrics that Keras does not yet count among the model's.
+        *given: Further objects with variables, such as metrics that Keras does not yet count among the model's.
     """
-    metrics = (each for each in keras.tree.flatten(given) if isinstance(each, keras.metrics.Metric))
-    for variable in (*model.variables, *(variable for metric in metrics for variable in metric.variables)):
+    others = [each for each in keras.tree.flatten(given) if isinstance(each, keras.metrics.Metric | keras.Optimizer)]
+    for optimizer in others:
+        if hasattr(optimizer, "_distribution_strategy"):
+            optimizer._distribution_strategy = tf.distribute.get_strategy()
+    for variable in (*model.variables, *(variable for other in others for variable in other.variables)):
         held = resource(variable)
         if isinstance(held, tf.distribute.DistributedValues):
             set_resource(variable, first := held.values[0])
-            del first.handle._distributed_container  # which would be gone
+            del first.handle._distributed_container  # the variable of which it was a copy
     vars(model)["_distribute_strategy"] = None
 
 

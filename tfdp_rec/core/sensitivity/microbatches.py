@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import itertools
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import tensorflow as tf
 
+from tfdp_rec.core.ground.graph_checks import depend_on, unordered_checks
 from tfdp_rec.core.sensitivity import float_sums
 from tfdp_rec.core.sensitivity.batches import hide_batch_axis, map_examples, tensors
 from tfdp_rec.core.sensitivity.engine import ClippedSum, Clipping, Gradient, Share, run_as_graph, shared_inputs
@@ -92,38 +92,38 @@ def clipped_sum(
     return dataclasses.replace(run_as_graph(run, tensors(batch), shared_inputs(model)), ticket=ticket)
 
 
-def on_devices(clipping: Clipping, batch: Any, devices: Sequence[str], sum_of: SumOf = Clipping.sum) -> ClippedSum:
-    """The clipped sum of a batch, each device of which takes an equal share of the examples.
+def on_devices(
+    clipping: Clipping, batch: Any, devices: Sequence[str], sum_of: SumOf = Clipping.sum,
+    microbatch_size: int | None = None,
+) -> ClippedSum:  # fmt: skip
+    """The clipped sum of a batch whose examples devices share, each about as many.
 
     Args:
         clipping: Model, loss and clip of the sum.
         batch: Nest of tensors.
         devices: Names of the devices.
-        sum_of: Function that computes the clipped sum of one share.
+        sum_of: Function that computes the clipped sum of one part.
+        microbatch_size: Number of examples that a device computes at a time; None for all of its own.
     """
-    shared, size = shared_inputs(clipping.model), clipping.batch_size(batch)
-    share, ends = Share(len(devices), size), [size * number // len(devices) for number in range(len(devices) + 1)]
-
-    def part(start: tf.Tensor, end: tf.Tensor) -> Any:
-        own, present = map_examples(lambda t: t[start:end], (batch, clipping.present), shared)
-        return _apart(sum_of(dataclasses.replace(clipping, present=present), own, share), start)
-
-    parts = []
-    for device, ends_of_share in zip(devices, itertools.pairwise(ends), strict=True):
+    size, number = clipping.batch_size(batch), len(devices)
+    graph: Any = tf.compat.v1.get_default_graph()
+    added, before, share = [], len(graph.get_operations()), Share(number, size)
+    for which, device in enumerate(devices):
+        start, end = size * which // number, size * (which + 1) // number
         with tf.device(device):
-            parts.append(part(*ends_of_share))
-    dense, lists = zip(*parts, strict=True)
-    totals = tf.nest.map_structure(_add, *dense)
-    return _join(clipping, totals, tf.nest.map_structure(lambda *several: tf.concat(several, axis=0), *lists))
+            own, piece = _cut(clipping, batch, start, end)
+            if microbatch_size is None:
+                added.append(_Added.of(sum_of(own, piece, share), start))
+            else:
+                added.append(_add_parts(own, piece, microbatch_size, sum_of, share, start))
+    # A function runs what it checks in order, so that each device would wait for the one before it. All that waits for
+    # the sum, by its norms, waits for the checks of all devices.
+    checks = unordered_checks(graph, before)
+    found = _join(clipping, added)
+    return dataclasses.replace(found, norms=depend_on(found.norms, checks))
 
 
-def _add(*several: tf.Tensor) -> tf.Tensor:
-    return tf.cast(tf.add_n([tf.cast(each, tf.float64) for each in several]), several[0].dtype)
-
-
-def in_parts(
-    clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf = Clipping.sum, share: Share | None = None
-) -> ClippedSum:
+def in_parts(clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf = Clipping.sum) -> ClippedSum:
     """The clipped sum of a batch, computed in parts.
 
     Args:
@@ -131,19 +131,55 @@ def in_parts(
         batch: Nest of tensors.
         microbatch_size: Number of examples computed at a time.
         sum_of: Function that computes the clipped sum of one part.
-        share: The part of a larger batch that this batch is; None if it is none.
     """
-    shared = shared_inputs(clipping.model)
     if tf.executing_eagerly():
+        shared = shared_inputs(clipping.model)
         return run_as_graph(lambda batch: in_parts(clipping, batch, microbatch_size, sum_of), batch, shared)
+    whole = Share(1, clipping.batch_size(batch))
+    return _join(clipping, [_add_parts(clipping, batch, microbatch_size, sum_of, whole, tf.constant(0))])
+
+
+def _cut(clipping: Clipping, batch: Any, start: tf.Tensor, end: tf.Tensor) -> tuple[Clipping, Any]:
+    """The clipping of some examples of a batch, and these."""
+    shared = shared_inputs(clipping.model)
+    piece, present = map_examples(lambda t: t[start:end], (batch, clipping.present), shared)
+    return dataclasses.replace(clipping, present=present), piece
+
+
+class _Added(NamedTuple):
+    """The sum of some parts of a batch: only `_join` rounds it to the types of the gradients, and joins rows."""
+
+    dense: dict[str, tf.Tensor]  # float64
+    types: dict[str, tf.DType]  # of `dense`
+    lists: Any  # norms, losses, rows and reads of the parts, one after the other
+
+    @classmethod
+    def of(cls, clipped: ClippedSum, start: tf.Tensor) -> _Added:
+        """Of one part, which begins at a place of the batch."""
+        found = dict(clipped.gradients)
+        rows = {path: g for path, g in found.items() if isinstance(g, tf.IndexedSlices)}
+        dense = {path: g for path, g in found.items() if path not in rows}
+        slices = {path: (g.values, tf.cast(g.indices, tf.int64)) for path, g in rows.items()}
+        first = tf.cast(start, tf.int64)  # example numbers are those of the whole batch
+        reads = {path: r._replace(example=r.example + first) for path, r in clipped.reads.items()}
+        wide = {path: tf.cast(g, tf.float64) for path, g in dense.items()}
+        return cls(wide, {path: g.dtype for path, g in dense.items()}, (clipped.norms, clipped.losses, slices, reads))
+
+
+def _add_parts(
+    clipping: Clipping, batch: Any, microbatch_size: int, sum_of: SumOf, whole: Share, first: tf.Tensor
+) -> _Added:
+    """The sum of a batch, which is a share of a whole one and begins there at place `first`, in microbatches."""
     size = clipping.batch_size(batch)
-    whole = share or Share(1, size)
     parts = whole.parts * tf.maximum(1, (size + microbatch_size - 1) // microbatch_size)
     share = Share(parts, whole.examples, microbatch_size)
+    types: dict[str, tf.DType] = {}
 
     def part(start: tf.Tensor) -> Any:
-        piece, present = map_examples(lambda t: t[start : start + microbatch_size], (batch, clipping.present), shared)
-        return _apart(sum_of(dataclasses.replace(clipping, present=present), piece, share), start)
+        own, piece = _cut(clipping, batch, start, start + microbatch_size)
+        found = _Added.of(sum_of(own, piece, share), first + start)
+        types.update(found.types)
+        return found.dense, found.lists
 
     # Dense sums are added up in the loop; rows, norms, losses and reads have lengths of their own and are concatenated.
     graph = tf.function(part, autograph=False)
@@ -154,7 +190,7 @@ def in_parts(
 
     def body(start: tf.Tensor, totals: Any, lists: Any) -> tuple[Any, ...]:
         (more, further), number = part(start), start // microbatch_size
-        added = map_all(lambda total, g: total + tf.cast(g, tf.float64), totals, more)
+        added = map_all(tf.add, totals, more)
         return start + microbatch_size, added, map_all(lambda array, t: array.write(number, t), lists, further)
 
     # An empty batch is one part of no examples: its sum is zero in the right shapes.
@@ -162,26 +198,17 @@ def in_parts(
     _, totals, lists = tf.while_loop(
         lambda start, *_: start < last, body, (tf.constant(0), totals, lists), parallel_iterations=1
     )
-    gradients = map_all(lambda total, g: tf.cast(total, g.dtype), totals, dense)
-    return _join(clipping, gradients, map_all(lambda array: array.concat(), lists))
+    return _Added(totals, types, map_all(lambda array: array.concat(), lists))
 
 
-def _join(clipping: Clipping, dense: dict[str, Gradient], lists: Any) -> ClippedSum:
-    """The clipped sum of a batch from the dense sums of its parts, added up, and their lists, one after the other."""
-    norms, losses, rows, reads = lists
-    gradients = dense | {path: _join_rows(*several) for path, several in rows.items()}
+def _join(clipping: Clipping, added: Sequence[_Added]) -> ClippedSum:
+    """The clipped sum of a batch from the sums of its parts, rounded once."""
+    lists = [each.lists for each in added]
+    norms, losses, rows, reads = tf.nest.map_structure(lambda *several: tf.concat(several, axis=0), *lists)
+    gradients: dict[str, Gradient] = {path: _join_rows(*several) for path, several in rows.items()}
+    for path, dtype in added[0].types.items():
+        gradients[path] = tf.cast(tf.add_n([each.dense[path] for each in added]), dtype)
     return ClippedSum(gradients, norms, clipping.l2_norm_clip, losses, reads)
-
-
-def _apart(clipped: ClippedSum, start: tf.Tensor) -> tuple[dict[str, tf.Tensor], tuple[Any, ...]]:
-    """The dense gradients of a part that begins at a place of the batch; its norms, losses, rows and reads."""
-    found = dict(clipped.gradients)
-    rows = {path: g for path, g in found.items() if isinstance(g, tf.IndexedSlices)}
-    dense = {path: g for path, g in found.items() if path not in rows}
-    slices = {path: (g.values, tf.cast(g.indices, tf.int64)) for path, g in rows.items()}
-    first = tf.cast(start, tf.int64)  # example numbers are those of the whole batch
-    reads = {path: r._replace(example=r.example + first) for path, r in clipped.reads.items()}
-    return dense, (clipped.norms, clipped.losses, slices, reads)
 
 
 def _list_of(tensor: tf.Tensor) -> tf.TensorArray:
