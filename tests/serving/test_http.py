@@ -6,23 +6,28 @@ import importlib.util
 import json
 import os
 import re
+import shutil
 import signal
 import socket
 import sys
 import threading
 import time
+from collections import Counter
 
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
+from prometheus_client.parser import text_string_to_metric_families
 
 import tfdp_rec
 from tfdp_rec.cli import main
-from tfdp_rec.job.run_folder import find_servable
+from tfdp_rec.job import report
+from tfdp_rec.job.run_folder import find_servable, read_statement
 from tfdp_rec.serving import Served, Server, rest
 from tfdp_rec.serving import server as module_of_server
 from tfdp_rec.serving.rest import BadRequest
+from tfdp_rec.serving.traffic import Traffic
 
 PREDICT = "/v1/models/shop:predict"
 
@@ -623,3 +628,180 @@ def test_an_answer_of_a_model_of_ones_own_is_bounded_too(tmp_path):
     assert len(served.predict({"instances": [{"item": 3}] * 100})["predictions"]) == 100
     with pytest.raises(BadRequest, match="The answer is too long"):
         served.predict({"instances": [{"item": 3}] * 1000})
+
+
+# What operators ask.
+
+
+def asked_of(server, path):
+    connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=20)
+    with contextlib.closing(connection):
+        connection.request("GET", path)
+        answer = connection.getresponse()
+        return answer.headers["Content-Type"], answer.read().decode()
+
+
+def samples(server):
+    """What Prometheus reads, as its own client does: the value of each series by its name and labels."""
+    kind, text = asked_of(server, "/metrics")
+    assert kind == "text/plain; version=0.0.4; charset=utf-8"
+    families = list(text_string_to_metric_families(text))
+    assert {family.type for family in families} == {"counter", "gauge", "histogram"}
+    return {(each.name, *each.labels.values()): each.value for family in families for each in family.samples}
+
+
+def test_requests_are_counted_by_status(served):
+    with Server(served, "shop", port=0) as server:
+        questions = [{"instances": [["item 1"]]}] * 3 + [{"instances": "none"}, {}]
+        got = Counter(predict(server, **question)[0] for question in questions)
+        got[call(server, "GET", PREDICT)[0]] += 1
+        got[call(server, "GET", "/secret")[0]] += 1
+        got[call(server, "GET", "/metrics", Host="evil.example")[0]] += 1
+        said_to(server, b"no HTTP\r\n\r\n")
+        got[400] += 1
+        assert got == {200: 3, 400: 3, 403: 1, 404: 1, 405: 1}
+        found = samples(server)
+        assert {int(key[1]): n for key, n in found.items() if key[0] == "tfdp_rec_requests_total"} == got
+        assert found["tfdp_rec_prediction_seconds_count",] == 5
+        assert samples(server)["tfdp_rec_requests_total", "200"] == 4  # the answer before was counted
+
+
+def test_what_runs_and_what_waits_is_told(served, waiting, monkeypatch):
+    answering, go_on = waiting
+    monkeypatch.setattr(module_of_server, "_MOST_ASKED", 10)
+    with Server(served, "shop", port=0) as server:
+        with asking(server, 14) as answers, dialled(server):
+            wait_until(lambda: len(answers) == 4 and len(server._uvicorn.server_state.connections) == 11)
+            found = samples(server)
+            go_on.set()
+        assert found["tfdp_rec_predictions", "running"] == 8 and found["tfdp_rec_predictions", "waiting"] == 2
+        assert found["tfdp_rec_connections",] == 12 and found["tfdp_rec_requests_total", "503"] == 4
+        wait_until(lambda: len(server._uvicorn.server_state.connections) == 0)
+        found = samples(server)
+        assert not found["tfdp_rec_predictions", "running"] and not found["tfdp_rec_predictions", "waiting"]
+        assert found["tfdp_rec_connections",] == 1 and found["tfdp_rec_prediction_seconds_count",] == 10
+
+
+def test_times_are_told_by_their_buckets_alone():
+    bounds = [0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0]
+    seconds, traffic = [0.0, 0.01, 0.010001, 0.3, 0.5, 7.0, 11.0, 1000.0], Traffic()
+    for each in seconds:
+        traffic.note_prediction(each)
+    (found,) = [f for f in text_string_to_metric_families(traffic.describe(0, 0, 0).decode()) if f.type == "histogram"]
+    told = {(each.name, each.labels.get("le")): each.value for each in found.samples}
+    name = "tfdp_rec_prediction_seconds"
+    expected = {(f"{name}_bucket", str(bound)): sum(each <= bound for each in seconds) for bound in bounds}
+    whole = sum(min(bound for bound in [*bounds, np.inf] if each <= bound) for each in seconds if each <= 10) + 2 * 10.0
+    counted = {(f"{name}_bucket", "+Inf"): 8, (f"{name}_count", None): 8}
+    assert told == expected | counted | {(f"{name}_sum", None): pytest.approx(whole)}
+
+
+def test_nothing_that_is_counted_tells_what_was_asked(served, monkeypatch):
+    monkeypatch.setattr(served, "predict", lambda question: {"predictions": []})
+    texts = []
+    for history in ["item 1"], [f"a-private-item {i}" for i in range(400)]:
+        with Server(served, "shop", port=0) as server:
+            predict(server, instances=[history])
+            call(server, "GET", f"/{history[0]}".replace(" ", "-"))
+            texts.append(re.sub(r"(_(bucket\S*|sum)) \S+", r"\1", asked_of(server, "/metrics")[1]))
+    assert texts[0] == texts[1] and "item" not in texts[0]
+
+
+SAID = """\
+Guarantee:      (epsilon = 7.25, delta = 1e-06)-differential privacy.
+Protected unit: one user, giving at most one row to any batch.
+"""
+
+
+@pytest.mark.parametrize(
+    "text, epsilon, delta",
+    [
+        (SAID, 7.25, 1e-6),
+        (report.NO_GUARANTEE, None, None),
+        (SAID.replace("(eps", "none, since no epsilon covers 3 steps. The training alone has (eps"), None, None),
+    ],
+)
+@pytest.mark.parametrize("given", ["RUN", "RUN/release", "RUN/release/servable"])
+def test_the_statement_is_that_of_the_run(exported, tmp_path, text, epsilon, delta, given):
+    shutil.copytree(exported / "servable", tmp_path / "RUN" / "release" / "servable")
+    (tmp_path / "RUN" / "release" / "statement.txt").write_text(text, encoding="utf-8")
+    servable = find_servable(tmp_path / given)
+    with Server(Served(servable), "shop", port=0, statement=read_statement(servable)) as server:
+        status, found = call(server, "GET", "/statement")
+        assert status == 200 and found == {"epsilon": epsilon, "delta": delta, "statement": text, "message": ""}
+        assert call(server, "POST", "/statement", {})[0] == 404
+        assert call(server, "GET", "/statement", Host="evil.example")[0] == 403
+
+
+def test_a_model_without_a_statement_says_so(exported, tmp_path, server):
+    status, found = call(server, "GET", "/statement")
+    assert status == 200 and "There is no statement beside this model" in found.pop("message")
+    assert found == {"epsilon": None, "delta": None, "statement": ""}
+    shutil.copytree(exported / "servable", tmp_path / "mine")
+    (tmp_path / "statement.txt").write_text(SAID)
+    assert read_statement(tmp_path / "mine") == ""  # what lies beside a folder of another name is of another thing
+
+
+def test_the_statement_is_read_after_the_model(exported, tmp_path, monkeypatch):
+    """A further day that ends while a server starts: its model would be served under the ε of the day before."""
+    shutil.copytree(exported / "servable", tmp_path / "servable")
+    (tmp_path / "statement.txt").write_text(SAID)
+    load, told = tf.saved_model.load, []
+
+    def end_the_day(folder):
+        (tmp_path / "statement.txt").write_text(SAID.replace("7.25", "9"))
+        return load(folder)
+
+    def end(self):
+        told.append(asked_of(self, "/statement")[1])
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(tf.saved_model, "load", end_the_day)
+    monkeypatch.setattr(Server, "url", property(end))
+    assert main(["serve", str(tmp_path), "--port", "0"]) == 0
+    assert json.loads(told[0])["epsilon"] == 9
+
+
+# The end.
+
+
+def refuses_connections(server):
+    try:
+        dialled(server).close()
+    except ConnectionRefusedError:
+        return True
+    return False
+
+
+def test_a_server_that_ends_answers_what_was_asked_and_open_connections_are_told_so(served, waiting):
+    """With patience of ten minutes: that the end comes at all is the last answer's doing, and not the clock's."""
+    answering, go_on = waiting
+    server = Server(served, "shop", port=0, patience=600.0).__enter__()
+    end = threading.Thread(target=server.__exit__)
+    with dialled(server) as idle, dialled(server) as other, dialled(server), asking(server, 1) as answers:
+        assert answering.acquire(timeout=30)
+        wait_until(lambda: len(server._uvicorn.server_state.connections) == 4)
+        end.start()
+        wait_until(lambda: refuses_connections(server))
+        assert refuses_connections(server) and end.is_alive() and not answers
+        idle.sendall(STATUS + b"\r\n")
+        found = http.client.HTTPResponse(idle)
+        found.begin()
+        (version,) = json.loads(found.read())["model_version_status"]
+        assert (found.status, version["state"], version["status"]["error_code"]) == (503, "UNLOADING", "UNAVAILABLE")
+        assert found.headers["Connection"] == "close" and idle.recv(1) == b""
+        other.sendall(f"POST {PREDICT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: 2\r\n\r\n{{}}".encode())
+        assert answering.acquire(timeout=30)
+        go_on.set()
+        assert other.recv(12) == b"HTTP/1.1 200"
+    end.join(60)
+    assert [status for status, _ in answers] == [200] and not end.is_alive()
+
+
+def test_a_prediction_that_does_not_end_does_not_keep_the_server(served, waiting):
+    answering, go_on = waiting
+    server = Server(served, "shop", port=0, patience=1.0).__enter__()
+    with asking(server, 1) as answers:
+        assert answering.acquire(timeout=30)
+        server.__exit__()
+    assert server.is_answering and answers == [(503, {"error": "The server ends: ask another."})]

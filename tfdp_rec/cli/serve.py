@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import os
 import threading
 
 from tfdp_rec.cli import quiet
@@ -36,13 +37,18 @@ def run(args: argparse.Namespace) -> int:
     """Serves until a signal ends it."""
     optional("uvicorn", "serve")
     quiet.import_tensorflow()
-    from tfdp_rec.job.run_folder import find_servable
+    from tfdp_rec.job.run_folder import find_servable, read_statement
     from tfdp_rec.serving.rest import Served
     from tfdp_rec.serving.server import Server
 
-    served = Served(find_servable(args.folder))
-    server = Server(served, args.name, args.host, args.port, args.open_to_the_network)
+    folder = find_servable(args.folder)
+    served = Served(folder)
+    # After the model: a run writes its statement before its model, so this one is never of a smaller epsilon.
+    covered = read_statement(folder)
+    server = Server(served, args.name, args.host, args.port, args.open_to_the_network, statement=covered)
     with server, contextlib.suppress(KeyboardInterrupt):  # which SIGTERM is, too
         print(f"tfdp-rec serve: {args.folder} at {server.url}:predict (Ctrl-C ends it)", flush=True)
         threading.Event().wait()
+    if server.is_answering:  # still, though its caller was told that there is no answer: Python waits for all threads
+        os._exit(0)
     return 0

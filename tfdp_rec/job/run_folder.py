@@ -88,3 +88,11 @@ def find_servable(folder: Path) -> pathlib.Path:
     path = pathlib.Path(folder)
     places = path, path / SERVABLE, path / RELEASE / SERVABLE
     return next((place for place in places if (place / "saved_model.pb").is_file()), places[-1])
+
+
+def read_statement(servable: Path) -> str:
+    """The statement that a run wrote beside its SavedModel; empty if there is none."""
+    path = pathlib.Path(servable).absolute()
+    beside = path.with_name(STATEMENT)
+    # A folder of another name may be anything that was put beside a statement.
+    return beside.read_text(encoding="utf-8") if path.name == SERVABLE and beside.is_file() else ""

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -23,6 +24,8 @@ from typing import Any, NoReturn
 
 import numpy as np
 import tensorflow as tf
+from google.protobuf.json_format import MessageToDict
+from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from tfdp_rec.datasets.log import NO_ITEM
 
@@ -84,6 +87,7 @@ class Served:
         if not (Path(folder) / _SAVED_MODEL).is_file():
             raise FileNotFoundError(f"{Path(folder).parent} holds no exported model (expected {folder}).")
         self._loaded = tf.saved_model.load(str(folder))
+        self._described = _read_signatures(Path(folder) / _SAVED_MODEL)
         self._signatures = dict(self._loaded.signatures)
         self._recommends = "ragged" in self._signatures  # by `own_ids.py`
         self.most_rows, self.most_answers = most_rows, most_answers
@@ -110,7 +114,7 @@ class Served:
 
     def metadata(self) -> dict[str, Any]:
         """The signatures, as TensorFlow Serving lists them."""
-        return {"signature_def": {name: _describe(found) for name, found in sorted(self._signatures.items())}}
+        return {"signature_def": self._described}
 
     def _signature(self, name: Any) -> Any:
         if not isinstance(name, str) or name not in self._signatures:
@@ -261,15 +265,25 @@ def _shorten(problem: Exception) -> str:
     return " ".join(said.split())[:160].rstrip(". ")
 
 
-def _describe(signature: Any) -> dict[str, Any]:
-    return {
-        "inputs": {name: _info(name, spec) for name, spec in inputs_of(signature).items()},
-        "outputs": {name: _info(name, spec) for name, spec in sorted(signature.structured_outputs.items())},
-        "method_name": "tensorflow/serving/predict",
-    }
+def _read_signatures(file: Path) -> dict[str, Any]:
+    (graph,) = SavedModel.FromString(file.read_bytes()).meta_graphs
+    found = sorted(graph.signature_def.items())
+    plain = dict(preserving_proto_field_name=True, always_print_fields_with_no_presence=True)
+    return {name: MessageToDict(signature, **plain) for name, signature in found}
 
 
-def _info(name: str, spec: Any) -> dict[str, Any]:
-    sizes = [{"size": str(-1 if size is None else size), "name": ""} for size in spec.shape.as_list()]
-    shape = {"dim": sizes, "unknown_rank": False}
-    return {"dtype": f"DT_{spec.dtype.name.upper()}", "tensor_shape": shape, "name": name}
+def describe_status(is_ending: bool) -> dict[str, Any]:
+    """Whether the one version of the model is there, as TensorFlow Serving says it."""
+    state, code, words = "AVAILABLE", "OK", ""
+    if is_ending:
+        state, code, words = "UNLOADING", "UNAVAILABLE", "The server ends."
+    status = {"error_code": code, "error_message": words}
+    return {"model_version_status": [{"version": "1", "state": state, "status": status}]}
+
+
+def describe_statement(text: str) -> dict[str, Any]:
+    """The statement of what is served; ε and δ are null where there is none, or where it promises nothing."""
+    promised = re.match(r"Guarantee: +\(epsilon = (\S+), delta = (\S+)\)-differential privacy\.\n", text)
+    epsilon, delta = map(float, promised.groups()) if promised else (None, None)
+    message = "" if text else "There is no statement beside this model: no epsilon is known of it."
+    return {"epsilon": epsilon, "delta": delta, "statement": text, "message": message}
