@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Iterator, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -279,11 +278,3 @@ def describe_status(is_ending: bool) -> dict[str, Any]:
         state, code, words = "UNLOADING", "UNAVAILABLE", "The server ends."
     status = {"error_code": code, "error_message": words}
     return {"model_version_status": [{"version": "1", "state": state, "status": status}]}
-
-
-def describe_statement(text: str) -> dict[str, Any]:
-    """The statement of what is served; ε and δ are null where there is none, or where it promises nothing."""
-    promised = re.match(r"Guarantee: +\(epsilon = (\S+), delta = (\S+)\)-differential privacy\.\n", text)
-    epsilon, delta = map(float, promised.groups()) if promised else (None, None)
-    message = "" if text else "There is no statement beside this model: no epsilon is known of it."
-    return {"epsilon": epsilon, "delta": delta, "statement": text, "message": message}

@@ -34,7 +34,8 @@ from http import HTTPStatus
 from typing import Any
 
 from tfdp_rec.core.ground.lazy_imports import optional
-from tfdp_rec.serving.rest import BadRequest, Served, describe_statement, describe_status, parse
+from tfdp_rec.serving.promise import describe_statement
+from tfdp_rec.serving.rest import BadRequest, Served, describe_status, parse
 from tfdp_rec.serving.traffic import PLAIN, Traffic
 
 uvicorn: Any = optional("uvicorn", "serve")
