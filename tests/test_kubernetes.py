@@ -144,6 +144,7 @@ def test_the_chief_goes_on_from_the_checkpoint_that_it_wrote():
     told = re.search(r"\$\(test ! -e (\S+) \|\| echo (\S+)\)", line)
     words = shlex.split(line.replace(told[0], told[2]))
     args, unknown = parse(train, words[3:])
+    assert args.quiet, "counts of the log's rows and users would stand in the cluster's logs"
     assert not unknown and args.resume and told[1] == f"{args.checkpoint}/{RUN}" and args.cluster
     assert JOBSET["spec"]["successPolicy"]["targetReplicatedJobs"] == ["chief"]
     assert pod("chief")["restartPolicy"] == "Never" and PARTS["chief"]["backoffLimit"] == 0
@@ -163,7 +164,8 @@ def test_spark_runs_the_command():
     spec = OBJECTS["spark", "SparkApplication"]["spec"]
     command, *words = spec["arguments"]
     args, unknown = parse(train, words)
-    assert command == "train" and unknown in ([], ["--engine", "spark"]) and args.data and args.user and args.out
+    assert command == "train" and unknown in ([], ["--engine", "spark"])
+    assert args.quiet and args.data and args.user and args.out
     place = spec["mainApplicationFile"].partition("site-packages/")[2]
     assert (FOLDER.parents[1] / place).is_file() and spec["restartPolicy"] == {"type": "Never"}
     own = {"matchLabels": {"sparkoperator.k8s.io/app-name": OBJECTS["spark", "SparkApplication"]["metadata"]["name"]}}

@@ -778,7 +778,8 @@ def test_a_server_that_ends_answers_what_was_asked_and_open_connections_are_told
     answering, go_on = waiting
     server = Server(served, "shop", port=0, patience=600.0).__enter__()
     end = threading.Thread(target=server.__exit__)
-    with dialled(server) as idle, dialled(server) as other, dialled(server), asking(server, 1) as answers:
+    silent = dialled(server)  # open to the end
+    with dialled(server) as idle, dialled(server) as other, asking(server, 1) as answers:
         assert answering.acquire(timeout=30)
         wait_until(lambda: len(server._uvicorn.server_state.connections) == 4)
         end.start()
@@ -794,8 +795,9 @@ def test_a_server_that_ends_answers_what_was_asked_and_open_connections_are_told
         assert answering.acquire(timeout=30)
         go_on.set()
         assert other.recv(12) == b"HTTP/1.1 200"
-    end.join(60)
-    assert [status for status, _ in answers] == [200] and not end.is_alive()
+    end.join(20)
+    assert [status for status, _ in answers] == [200] and not end.is_alive() and silent.recv(1) == b""
+    silent.close()
 
 
 def test_a_prediction_that_does_not_end_does_not_keep_the_server(served, waiting):
