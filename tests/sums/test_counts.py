@@ -1,5 +1,6 @@
 """Private counts: what one user gives is at most 1 in ℓ₂, by brute force; the event is dp-accounting's."""
 
+import functools
 from fractions import Fraction
 
 import numpy as np
@@ -13,16 +14,17 @@ from tfdp_rec.data import Interactions
 from tfdp_rec.datasets.log import Catalogue, log_of
 from tfdp_rec.privacy import Accountant, PoissonSampling, private_counts
 from tfdp_rec.spectral import SpectralRecommender
-from tfdp_rec.sums.counts import grid_counts
+from tfdp_rec.sums.counts import item_weights
 from tfdp_rec.sums.fixed_point import ONE
+from tfdp_rec.sums.total import Summand, total
 
 CATALOGUE = Catalogue([3, 1, 4, 15, 9, 2, 6])
 HISTORY = st.lists(st.sampled_from([3, 1, 4, 15, 9, 2, 6, 77]), max_size=12)
 
 
 def exact(histories, typical=None, catalogue=CATALOGUE):
-    parts = log_of(histories).parts(catalogue)
-    return sum((grid_counts(part, len(catalogue), typical) for part in parts), np.zeros(len(catalogue), np.int64))
+    given = functools.partial(item_weights, typical=typical)
+    return total(log_of(histories), catalogue, Summand(given, len(catalogue)))
 
 
 @settings(deadline=None)
@@ -56,8 +58,7 @@ def test_weights_are_those_of_the_definition():
 def test_with_a_typical_user_long_histories_give_less():
     catalogue = Catalogue(np.arange(1, 1001))
     for length in (1, 5, 19, 20, 21, 144, 1000):
-        (part,) = log_of([catalogue.ids[:length]]).parts(catalogue)
-        norm = np.linalg.norm(grid_counts(part, 1000, typical=20) / ONE)
+        norm = np.linalg.norm(exact([catalogue.ids[:length]], 20, catalogue) / ONE)
         assert norm == pytest.approx(min(1, (20 / length) ** 0.5), rel=2e-3)
 
 

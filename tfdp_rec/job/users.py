@@ -16,11 +16,12 @@ from numpy.typing import NDArray
 
 from tfdp_rec.core.claim.orders import FixedOrder
 from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
-from tfdp_rec.datasets.log import PART, Catalogue, Part
+from tfdp_rec.datasets.log import PART, Catalogue, InParts, Part
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.job.recommenders.names import is_trained
 from tfdp_rec.job.settings import SHUFFLED, JobSettings
 from tfdp_rec.sums.counts import Counted, private_counts
+from tfdp_rec.sums.total import Cells, Summand, total
 
 _TRAIN = 0.8  # of the users
 _TYPICAL = 20  # items of a user: what noisy counts expect
@@ -68,6 +69,15 @@ def refuse_other_kind(name: str, before: pa.DataType, now: pa.DataType, why: str
         )
 
 
+def count_exactly(users: InParts, catalogue: Catalogue) -> NDArray[np.int64]:
+    """How many users have each item: without noise, and so for the log's owner alone."""
+    return total(users, catalogue, Summand(_ones, len(catalogue)))
+
+
+def _ones(part: Part) -> Cells:
+    return part.places, np.ones(len(part.places), np.int64)
+
+
 class UserSubset:
     """Some users of a log, as `SpectralRecommender.fit` and `private_counts` take them; `show` is given public counts.
 
@@ -106,10 +116,7 @@ class UserSubset:
 
     def exact_counts(self, catalogue: Catalogue) -> NDArray[np.int64]:
         """How many of the users have each item: without noise, and so for the log's owner alone."""
-        total = np.zeros(len(catalogue), np.int64)
-        for part in self.parts(catalogue):
-            total += np.bincount(part.places, minlength=len(total))
-        return total
+        return count_exactly(self, catalogue)
 
     def noisy_popularity(self, catalogue: Catalogue, noise_multiplier: float) -> Counted:
         """Popularity of each item, up to scale, under DP, all of it positive; and what that cost."""

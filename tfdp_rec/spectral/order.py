@@ -19,6 +19,8 @@ then ½, and 1 where the sum is above 2 standard deviations.
 from __future__ import annotations
 
 import dataclasses
+import functools
+from collections.abc import Iterator
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,6 +30,7 @@ from tfdp_rec.core.mechanism.noise.words import WordSource
 from tfdp_rec.datasets.log import Catalogue, InParts, Part
 from tfdp_rec.spectral.release import Release
 from tfdp_rec.sums.fixed_point import ONE, release_sums
+from tfdp_rec.sums.total import Cells, Draw, Summand, total
 
 FIRST, VOTES = 0.10, 0.01  # shares of σ_g⁻²
 REST = 1 - FIRST - VOTES
@@ -77,8 +80,8 @@ def vote(
 ) -> OrderVote:
     """The vote, by a recommender of the head: its weights between items, and its prior; `sigma` is σ_g."""
     noise = sigma / VOTES**0.5
-    total = ballots(histories, _JUDGES / num_users, catalogue, head, weights, prior)
-    return OrderVote(float(release_sums(np.array([total * ONE]), noise, words)[0]), noise)
+    votes = ballots(histories, _JUDGES / num_users, catalogue, head, weights, prior)
+    return OrderVote(float(release_sums(np.array([votes * ONE]), noise, words)[0]), noise)
 
 
 def ballots(
@@ -86,17 +89,22 @@ def ballots(
     prior: NDArray[np.float32],
 ) -> int:
     """Sum of the votes of a share of the users. It has no noise and must not be released."""
-    rng = np.random.default_rng()  # which users are asked depends on nothing that they have
     position = np.full(len(catalogue), -1)
     position[head] = np.arange(len(head))
-    total = 0
-    for part in histories.parts(catalogue, in_order=True):
-        chosen = rng.random(part.num_users) < share
-        rows = chosen[part.users]
-        numbered = np.cumsum(chosen) - 1
-        asked = Part(int(chosen.sum()), numbered[part.users[rows]], position[part.places[rows]])
-        total += int(_ballots(asked, weights, prior).sum())
-    return total
+    cast = functools.partial(_cast, weights=weights, prior=prior)
+    asked = functools.partial(_asked, position=position, share=share)
+    return int(total(histories, catalogue, Summand(cast, 1, asked, in_order=True))[0])
+
+
+def _asked(part: Part, draw: Draw, position: NDArray[np.int64], share: float) -> Iterator[Part]:
+    """The users that are asked, drawn whatever they have, by places of the head."""
+    chosen = draw(np.ones(part.num_users, np.int64)) / 2.0**64 < share
+    rows, numbered = chosen[part.users], np.cumsum(chosen) - 1
+    yield Part(int(chosen.sum()), numbered[part.users[rows]], position[part.places[rows]])
+
+
+def _cast(part: Part, weights: NDArray[np.float32], prior: NDArray[np.float32]) -> Cells:
+    return np.zeros(1, np.int64), _ballots(part, weights, prior).sum(keepdims=True)
 
 
 def _ballots(part: Part, weights: NDArray[np.float32], prior: NDArray[np.float32]) -> NDArray[np.int64]:

@@ -18,12 +18,9 @@ whole numbers are the same in any order, so users are counted in pieces, side by
 
 from __future__ import annotations
 
-import collections
+import functools
 import math
-import os
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
-from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,9 +28,7 @@ from scipy import sparse
 
 from tfdp_rec.datasets.log import Catalogue, InParts, Part
 from tfdp_rec.sums.fixed_point import ONE, grid_weights
-
-# Cells of a matrix of so many rows, i · size + j, and what is given to each; a cell may be there several times.
-Cells: TypeAlias = tuple[NDArray[np.int64], NDArray[np.int64]]
+from tfdp_rec.sums.total import Cells, Draw, Summand, total
 
 WINDOW = 10
 _WEIGHTS = [math.isqrt(2**20 // distance) for distance in range(1, WINDOW + 1)]  # k_s
@@ -48,22 +43,15 @@ def pair_sums(histories: InParts, catalogue: Catalogue, head: NDArray[np.int64],
     """The matrix of the head, right above its diagonal; near pairs if `ordered`. It must not be released: no noise."""
     position = np.full(len(catalogue), -1)
     position[head] = np.arange(len(head))
-    total = np.zeros(len(head) ** 2, np.int64)
-    waiting: collections.deque[Future[Cells]] = collections.deque()
-    cells, cores = _near_cells if ordered else _all_cells, os.cpu_count() or 1
-    with ThreadPoolExecutor(cores) as pool:
-        for part in histories.parts(catalogue, _EVENTS_AT_ONCE, ordered):
-            for piece in _pieces(part.restrict_to(position)):
-                waiting.append(pool.submit(cells, piece, len(head)))
-                if len(waiting) > cores:  # holds no more pieces in memory than are being counted
-                    np.add.at(total, *waiting.popleft().result())
-        while waiting:
-            np.add.at(total, *waiting.popleft().result())
-    return total.reshape(len(head), len(head))
+    cells = functools.partial(_near_cells if ordered else _all_cells, size=len(head))  # i · size + j
+    pieces = functools.partial(_pieces, position=position)
+    pairs = Summand(cells, len(head) ** 2, pieces, ordered, _EVENTS_AT_ONCE)
+    return total(histories, catalogue, pairs).reshape(len(head), len(head))
 
 
-def _pieces(part: Part) -> Iterator[Part]:
-    """The users of a part, in pieces with a bounded number of pairs."""
+def _pieces(part: Part, draw: Draw, position: NDArray[np.int64]) -> Iterator[Part]:
+    """The users of a part, their items of the head, in pieces with a bounded number of pairs."""
+    part = part.restrict_to(position)
     lengths = part.lengths
     pairs = np.cumsum(lengths * lengths)
     starts = np.concatenate([[0], np.cumsum(lengths)])

@@ -10,6 +10,7 @@ in proportion to the chance that a random item of a user is this one, except for
 
 from __future__ import annotations
 
+import functools
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,6 +20,7 @@ from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.log import Catalogue, Part, log_of
 from tfdp_rec.sums.fixed_point import check_noise, event_with, grid_weights, release_sums
+from tfdp_rec.sums.total import Cells, Summand, total
 
 LABEL = "popularity counts"
 
@@ -68,21 +70,18 @@ def private_counts(
     if typical is not None and not typical >= 1:
         raise ValueError(f"typical must be at least 1 item, got {typical!r}.")
     event = event_with(words, GaussianDpEvent(noise))
-    parts = log_of(histories).parts(catalogue)  # refused before it is paid for, read after
+    source = log_of(histories)
+    source.parts(catalogue)  # refused before it is paid for; nothing is read
     if accountant is not None:
         accountant.spend(event, LABEL)
-    total = np.zeros(len(catalogue), np.int64)
-    for part in parts:
-        total += grid_counts(part, len(catalogue), typical)
-    return Counted(release_sums(total, noise, words), event)
+    summand = Summand(functools.partial(item_weights, typical=typical), len(catalogue))
+    return Counted(release_sums(total(source, catalogue, summand), noise, words), event)
 
 
-def grid_counts(part: Part, num_items: int, typical: int | None = None) -> NDArray[np.int64]:
-    """Sum of some users' weights, in grid steps. It has no noise and must not be released."""
+def item_weights(part: Part, typical: int | None = None) -> Cells:
+    """The weight of each item of each user, in grid steps. It has no noise and must not be released."""
     lengths = part.lengths
     weights = grid_weights(lengths)
     if typical is not None:
         weights = np.minimum(weights, grid_weights(lengths**2, over=int(typical)))  # √(t/d²)
-    total = np.zeros(num_items, np.int64)
-    np.add.at(total, part.places, weights[part.users])
-    return total
+    return part.places, weights[part.users]

@@ -25,6 +25,7 @@ Reference:
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
@@ -37,10 +38,12 @@ from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent, FailingDpEvent,
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.core.ground.lazy_imports import optional
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
-from tfdp_rec.datasets.log import Catalogue, Log, Part
+from tfdp_rec.datasets.log import Catalogue, InParts, Log, Part
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import as_kind
-from tfdp_rec.sums.fixed_point import ONE, check_noise, event_with, grid_weights, release_sums
+from tfdp_rec.sums.counts import item_weights
+from tfdp_rec.sums.fixed_point import ONE, check_noise, event_with, release_sums
+from tfdp_rec.sums.total import Draw, Summand, total
 
 pa: Any = optional("pyarrow", "job")
 pc: Any = optional("pyarrow.compute", "job")
@@ -179,7 +182,7 @@ def _check_size(size: int | None) -> None:
 
 
 def _find(
-    histories: Log,
+    histories: InParts,
     ids: Any,
     plan: _Rounds,
     size: int | None,
@@ -189,9 +192,9 @@ def _find(
     """The terms of all rounds, round by round, in each the greatest noisy weight first."""
     known, answer = np.zeros(len(ids), bool) if before is None else before.copy(), list[Any]()
     for sigma, delta in plan.each if len(ids) else ():
-        total = weights(histories, known, plan.max_terms, words)
-        seen = np.flatnonzero(total)  # a term without weight gets no noise: no δ is charged for its passing
-        noisy = release_sums(total[seen], sigma, words)
+        given = weights(histories, known, plan.max_terms, words)
+        seen = np.flatnonzero(given)  # a term without weight gets no noise: no δ is charged for its passing
+        noisy = release_sums(given[seen], sigma, words)
         above = noisy > threshold(sigma, delta, plan.max_terms) + 1 / ONE
         known[seen[above]] = True
         answer += [term for _, term in sorted(zip(-noisy[above], ids.take(pa.array(seen[above])).to_pylist()))]
@@ -207,22 +210,21 @@ def threshold(noise_multiplier: float, threshold_delta: float, max_terms: int) -
     return float(np.max(1 / np.sqrt(t) - noise_multiplier * special.ndtri(upper_tail)))
 
 
-def weights(histories: Log, known: NDArray[np.bool_], max_terms: int, words: WordSource) -> NDArray[np.int64]:
+def weights(histories: InParts, known: NDArray[np.bool_], max_terms: int, words: WordSource) -> NDArray[np.int64]:
     """Sum of the individuals' weights, in grid steps. It has no noise and must not be released."""
     position = np.where(known, -1, np.arange(len(known)))
-    total = np.zeros(len(known), np.int64)
-    for part in histories.parts(Catalogue(np.arange(1, len(known) + 1))):
-        part = _cap(part.restrict_to(position), max_terms, words)
-        np.add.at(total, part.places, grid_weights(part.lengths)[part.users])
-    return total
+    capped = Summand(item_weights, len(known), functools.partial(_cap, position=position, most=max_terms))
+    return total(histories, Catalogue(np.arange(1, len(known) + 1)), capped, words)
 
 
-def _cap(part: Part, most: int, words: WordSource) -> Part:
-    """At most `most` terms of each individual, every set of that size with the same probability."""
+def _cap(part: Part, draw: Draw, position: NDArray[np.int64], most: int) -> Iterator[Part]:
+    """At most `most` unknown terms of each individual, every set of that size with the same probability."""
+    part = part.restrict_to(position)
     if not len(part.users) or part.lengths.max() <= most:
-        return part
+        yield part
+        return
     # Each term gets random bits; the terms with the least bits of each individual stay.
-    order = np.lexsort((words(len(part.users)), part.users))
+    order = np.lexsort((draw(part.lengths), part.users))
     first = np.cumsum(part.lengths) - part.lengths
     kept = order[np.arange(len(order)) - first[part.users] < most]  # `order` keeps the users sorted
-    return Part(part.num_users, part.users[kept], part.places[kept])
+    yield Part(part.num_users, part.users[kept], part.places[kept])
