@@ -261,7 +261,7 @@ def test_a_disk_that_fills_up_leaves_nothing_and_says_so(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(grouping._Grouping, "_join", full)
+    monkeypatch.setattr(grouping.Grouping, "_join", full)
     with pytest.raises(OSError, match="disk of .* is full") as refusal:
         Interactions.read(LOG, **NAMES, folder=tmp_path / "made")
     assert refusal.value.errno == errno.ENOSPC and str(refusal.value).endswith(".")

@@ -346,7 +346,7 @@ def test_a_disk_that_fills_up_is_said_before_anything_is_paid(tmp_path, monkeypa
     data = written(tmp_path, "log.csv", GOOD)
     asked = ["--data", data, *COLUMNS, "--out", tmp_path / "run", "--checkpoint", tmp_path / "kept", "--quiet"]
     with monkeypatch.context() as patch:
-        patch.setattr(grouping._Grouping, "_join", full)
+        patch.setattr(grouping.Grouping, "_join", full)
         assert train(*asked) == 2
     said = capsys.readouterr().err
     assert "is full" in said and "--resume" in said and "folder=" not in said and said.count("\n") == 2

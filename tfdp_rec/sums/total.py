@@ -14,7 +14,7 @@ from __future__ import annotations
 import collections
 import hashlib
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeAlias
 
@@ -70,11 +70,12 @@ def add_up(
     return found
 
 
-def keyed_draw(key: bytes, ids: Sequence[Any]) -> Draw:
-    """Words of a secret key and each user's own id, by SHAKE-256: the same however often they are made."""
+def keyed_draw(key: bytes, ids: Any) -> Draw:
+    """Words of a secret key and each user's own id, an Arrow array of them, by SHAKE-256: always the same ones."""
 
     def draw(counts: NDArray[np.int64]) -> NDArray[np.uint64]:
-        drawn = (hashlib.shake_256(key + str(i).encode()).digest(8 * n) for i, n in zip(ids, counts.tolist()) if n)
+        of_users = zip(ids.to_pylist(), counts.tolist(), strict=True)
+        drawn = (hashlib.shake_256(key + str(i).encode()).digest(8 * n) for i, n in of_users if n)
         return np.frombuffer(b"".join(drawn), "<u8")
 
     return draw

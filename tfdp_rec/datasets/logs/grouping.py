@@ -80,7 +80,7 @@ def group(source: Any, columns: LogColumns, folder: Path) -> None:
             raise ValueError(f"{folder} holds something else than a log made here: give folder= another name.")
         with replace_atomically(folder) as temporary, _full_disk(folder):
             Path(temporary).mkdir(mode=0o700)
-            _Grouping(columns, Path(temporary)).run(source, print_of_source)
+            Grouping(columns, Path(temporary)).run(source, print_of_source)
 
 
 def _print_of(source: Any, columns: LogColumns) -> Any:
@@ -116,10 +116,10 @@ def _full_disk(folder: Path) -> Iterator[None]:
         ) from problem
 
 
-class _Grouping:
-    """One conversion."""
+class Grouping:
+    """One conversion; `rows` and `sort` are all of it where a part is in memory, in the tasks of an engine."""
 
-    def __init__(self, columns: LogColumns, folder: Path):
+    def __init__(self, columns: LogColumns, folder: Path = Path()):
         self.columns, self.folder = columns, folder
         self.user, self.item = IdColumn(columns.user), IdColumn(columns.item)
         self.time = TimeColumn(columns.time) if columns.time else None
@@ -133,7 +133,7 @@ class _Grouping:
         with contextlib.ExitStack() as stack:
             split = _Parts(self.folder, parts, stack)
             for stretch in sources.stretches(source, self.columns.names):
-                split.write(self._rows(stretch))
+                split.write(self.rows(sources.unfold(stretch)))
         if self.rows_read == self.left_out["without user"]:
             raise ValueError(f"The log has {self.rows_read} rows and no user: there is no one to train on.")
         self._join(split.files.values())
@@ -146,7 +146,7 @@ class _Grouping:
 
     # First pass: rows to parts.
 
-    def _rows(self, stretch: Stretch) -> pa.Table:
+    def rows(self, stretch: Stretch) -> pa.Table:
         """The rows of a stretch that have a user; item 0 where a row counts for nothing but its user."""
         users, items = self.user.read(stretch), self._number(self.item.read(stretch))
         held: dict[str, Any] = {"user": users}
@@ -186,7 +186,7 @@ class _Grouping:
             ids = stack.enter_context(pa.ipc.new_file(users, pa.schema([("id", kind)])))
             files["offsets"].write(end.tobytes())
             for places in parts:
-                ids_of_part, lengths, arrays = self._sort(_read(places))
+                ids_of_part, lengths, arrays = self.sort(_read(places))
                 ids.write_table(pa.table({"id": ids_of_part.cast(kind)}))
                 files["offsets"].write((end + np.cumsum(lengths)).tobytes())
                 end = end + lengths.sum()
@@ -195,7 +195,7 @@ class _Grouping:
                 for place in places:
                     place.unlink()
 
-    def _sort(self, part: pa.Table) -> tuple[pa.Array, NDArray[np.int64], dict[str, NDArray[Any]]]:
+    def sort(self, part: pa.Table) -> tuple[pa.Array, NDArray[np.int64], dict[str, NDArray[Any]]]:
         """A part's users, how many rows each has, and the rows, by user and time, else as they came."""
         ids, user = _different(part["user"])
         arrays = {name: part[name].to_numpy() for name in part.column_names if name != "user"}

@@ -99,6 +99,24 @@ class Interactions(Log):
         found = cls(path.absolute(), holder)
         return found if items is None else found.with_items(items, rows_per_unit)
 
+    @classmethod
+    def from_grouped(
+        cls, source: Any, *, user: str, items: str, times: str = "", folder: str | Path | None = None
+    ) -> Interactions:
+        """Reads a log with a row for each user and lists in columns, as `SparkLog.write_grouped` writes it.
+
+        Args:
+            source: As of `read`.
+            user: Column of the users' ids, each there once.
+            items: Column of lists of items' ids.
+            times: Column of lists of times.
+            folder: As of `read`.
+
+        Raises:
+            ValueError: the log, or the folder, is not what it should be; lists of a user have different lengths.
+        """
+        return cls.read(source, user=user, item=items, time=times, folder=folder)
+
     def with_items(self, items: Any, rows_per_unit: int | None = None) -> Interactions:
         """The same users, with the rows of these items alone, by number.
 
@@ -220,7 +238,7 @@ class Interactions(Log):
         """A number from 0 to 1, below 1, for each user: a keyed hash of the user's own id."""
         ids, found = self.unit_ids, np.zeros(len(self))
         for start, end in row_chunks([len(self)], _AT_ONCE):
-            found[start:end] = _uniforms(ids[start:end].to_pylist(), key)
+            found[start:end] = uniforms(ids[start:end].to_pylist(), key)
         return found
 
     # What mechanisms and models take.
@@ -236,11 +254,7 @@ class Interactions(Log):
         Raises:
             ValueError: The catalogue is another than `self.catalogue`, whose numbers are 1, 2, ..., M.
         """
-        if not np.array_equal(catalogue.ids, self.catalogue.ids):
-            raise ValueError(
-                f"The items of this log are the numbers 1 to {self.num_items}, and the catalogue has other ids: give "
-                "log.catalogue, or log.catalogue.ids; log.items translates them."
-            )
+        refuse_other_catalogue(catalogue, self.num_items)
         return super().parts(catalogue, events, in_order)
 
     def found(self) -> tuple[Log, pa.ChunkedArray]:
@@ -268,13 +282,18 @@ class Interactions(Log):
         return {name: np.where(there, values_at(array, places), array.dtype.type(0)) for name, array in arrays.items()}
 
     def _require_items(self) -> Items:
-        if self.items is None:
-            raise ValueError(
-                "Which items occur in a log is private, so it cannot say by itself what a model should know. Give a "
-                "public list, read(..., items='catalogue.csv'), or find them privately: "
-                "log.with_items(tfdp_rec.privacy.private_items(log, epsilon=..., delta=...).terms)."
-            )
-        return self.items
+        return require_items(self.items)
+
+
+def require_items(items: Items | None) -> Items:
+    """The items of a log; refused if they are not chosen."""
+    if items is None:
+        raise ValueError(
+            "Which items occur in a log is private, so it cannot say by itself what a model should know. Give a "
+            "public list, read(..., items='catalogue.csv'), or find them privately: "
+            "log.with_items(tfdp_rec.privacy.private_items(log, epsilon=..., delta=...).terms)."
+        )
+    return items
 
 
 _WHY = {
@@ -299,7 +318,17 @@ def _map_file(path: Path, kind: Any) -> NDArray[Any]:
     return np.memmap(path, kind, "r")
 
 
-def _uniforms(ids: Iterable[Any], key: str) -> NDArray[np.float64]:
+def refuse_other_catalogue(catalogue: Catalogue, num_items: int) -> None:
+    """Refuses a catalogue of other numbers than a log's, 1, 2, ..., M."""
+    if not np.array_equal(catalogue.ids, np.arange(1, num_items + 1)):
+        raise ValueError(
+            f"The items of this log are the numbers 1 to {num_items}, and the catalogue has other ids: give "
+            "log.catalogue, or log.catalogue.ids; log.items translates them."
+        )
+
+
+def uniforms(ids: Iterable[Any], key: str) -> NDArray[np.float64]:
+    """A number from 0 to 1, below 1, for each id: a keyed hash of it."""
     secret = hashlib.blake2b(key.encode()).digest()
     hashes = b"".join(hashlib.blake2b(str(i).encode(), digest_size=8, key=secret).digest() for i in ids)
     return np.frombuffer(hashes, "<u8") / 2.0**64

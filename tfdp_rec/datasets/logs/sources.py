@@ -17,7 +17,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from tfdp_rec.core.ground.files import find_paths
 
@@ -87,8 +89,14 @@ def _rows_of(path: Path) -> int:
     kind = _format_of(path)
     if kind == "parquet":
         with _name_broken_file(path):
-            return int(pyarrow.parquet.read_metadata(path).num_rows)
+            return _values_in(pyarrow.parquet.read_metadata(path))
     return path.stat().st_size * (8 if path.suffix == ".gz" else 1) // _A_ROW[kind]
+
+
+def _values_in(parquet: Any) -> int:
+    """Rows, or values of the longest lists."""
+    groups = (parquet.row_group(number) for number in range(parquet.num_row_groups))
+    return sum(max(group.column(number).num_values for number in range(group.num_columns)) for group in groups)
 
 
 def stretches(source: Any, columns: Sequence[str]) -> Iterator[Stretch]:
@@ -100,6 +108,25 @@ def stretches(source: Any, columns: Sequence[str]) -> Iterator[Stretch]:
     for path in files:
         with _name_broken_file(path):
             yield from _number_stretches(str(path), columns, _READERS[_format_of(path)](path, columns))
+
+
+def unfold(stretch: Stretch) -> Stretch:
+    """A row for each value of the lists in a table; one of missing values where they are empty."""
+    lists = {name: column.combine_chunks() for name, column in zip(stretch.table.column_names, stretch.table.columns)}
+    lists = {name: each for name, each in lists.items() if pa.types.is_list(each.type)}
+    lengths = [pc.list_value_length(each).fill_null(0).to_numpy() for each in lists.values()]
+    if not lists:
+        return stretch
+    if any((each != lengths[0]).any() for each in lengths):
+        raise ValueError(f"{stretch.where}: lists of one user have different lengths: give a time for each item.")
+    rows = np.repeat(np.arange(len(lengths[0])), np.maximum(lengths[0], 1))
+    empty = np.repeat(lengths[0] == 0, np.maximum(lengths[0], 1))
+    values = pa.array(np.cumsum(~empty) - 1, mask=empty)
+    columns = {
+        name: pc.list_flatten(lists[name]).take(values) if name in lists else stretch.table[name].take(rows)
+        for name in stretch.table.column_names
+    }
+    return Stretch(stretch.where, stretch.first, pa.table(columns))
 
 
 def _number_stretches(where: str, columns: Sequence[str], tables: Iterator[pa.Table]) -> Iterator[Stretch]:
@@ -161,7 +188,8 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
 
     with pyarrow.parquet.ParquetFile(path) as file:
         _check_columns(str(path), columns, file.schema_arrow.names)
-        for batch in file.iter_batches(_ROWS, columns=list(columns)):
+        rows = _ROWS * max(1, file.metadata.num_rows) // max(1, _values_in(file.metadata))
+        for batch in file.iter_batches(max(1, min(rows, _ROWS)), columns=list(columns)):
             yield pa.Table.from_batches([batch])
 
 
