@@ -202,7 +202,8 @@ class SparkLog:
             _add, items=require_items(self.items), catalogue=catalogue, summand=summand, key=words(4).tobytes()
         )
         found = np.zeros(summand.size, np.int64)
-        for slab, values in self._groups.flatMap(add).reduceByKey(operator.add).collect():
+        tasks = min(self._groups.getNumPartitions(), -(-summand.size // _SLAB))
+        for slab, values in self._groups.flatMap(add).reduceByKey(operator.add, tasks).collect():
             found[slab * _SLAB : slab * _SLAB + len(values)] = values
         return found
 
