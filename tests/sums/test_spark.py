@@ -1,6 +1,7 @@
 """A log on Spark: its sums are the one-machine sums, number for number, and no fault of a task changes them."""
 
 import datetime
+import json
 import math
 import os
 import signal
@@ -8,12 +9,14 @@ import subprocess
 import sys
 import textwrap
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
 from scipy import stats
 
+from tfdp_rec.cli import main
 from tfdp_rec.core.claim.ledger import read
 from tfdp_rec.core.mechanism.noise.words import seeded
 from tfdp_rec.data import Interactions, PoissonSampling
@@ -189,13 +192,15 @@ def test_ids_times_and_duplicates_are_those_of_one_machine(spark, name, duplicat
 
 @slow
 def test_moments_with_a_zone_are_told_apart_by_microseconds_whatever_the_sessions_zone(spark, tmp_path):
-    times = pa.array([1730000000000001, 1730000000000000, -1], pa.timestamp("us", "UTC"))
+    latest = 1730000000000001
+    times = pa.array([latest, latest - 1, -1], pa.timestamp("us", "UTC"))
     import pyarrow.parquet
 
     rows = pa.table({"user": ["a"] * 3, "item": [1, 2, 3], "time": times})
     pyarrow.parquet.write_table(rows, tmp_path / "rows.parquet")
     log = SparkLog(spark.read.parquet(str(tmp_path)), user="user", item="item", time="time")
-    assert histories(log.collect()) == histories(here(rows)) == {"a": [(3, -1), (2, 1730000000000000), (1, times[0].value)]}
+    expected = {"a": [(3, -1), (2, latest - 1), (1, latest)]}
+    assert histories(log.collect()) == histories(here(rows)) == expected
 
 
 @slow
@@ -514,3 +519,65 @@ def test_what_spark_wrote_by_user_is_the_log(spark, tmp_path):
     on_spark(spark, plain, "user string, item bigint").write_grouped(str(tmp_path / "plain"))
     found = Interactions.from_grouped(tmp_path / "plain", user="user", items="item")
     assert histories(found) == histories(here(plain)) and not found.ordered
+
+
+# The main job.
+
+
+def write_csv(folder, rows):
+    lines = [",".join("" if value is None else str(value) for value in row) for row in zip(*rows.values())]
+    (folder / "log.csv").write_text("\n".join([",".join(rows), *lines]) + "\n")
+    return ["--data", str(folder / "log.csv"), "--user", "user", "--item", "item", "--time", "time"]
+
+
+@slow
+def test_the_main_job_on_spark_is_that_of_one_machine_but_for_noise(spark, tmp_path):
+    log = write_csv(tmp_path, random_rows(8, users=400, rows=9000))
+    asked = [*log, "--mechanism", "spectral", "spectral-exact", "--delta", "1e-4", "--quiet"]
+    for engine in ([], ["--engine", "spark"]):
+        out = tmp_path / ("spark" if engine else "here")
+        assert main(["train", *asked, *engine, "--out", str(out)]) == 0
+    results, ledgers, statements = [], [], []
+    for out in (tmp_path / "here", tmp_path / "spark"):
+        results.append(json.loads((out / "private" / "results.json").read_text()))
+        ledgers.append([(paid.label, paid.event) for paid in read(out / "release" / "ledger.jsonl").paid])
+        statements.append((out / "release" / "statement.txt").read_text())
+        assert not (out / "private" / "resume").exists() and (out / "release" / "servable").is_dir()
+    assert ledgers[0] == ledgers[1] and [label for label, _ in ledgers[0]] == ["private vocabulary", "private sums"]
+    for one, other in zip(*results):
+        for name in ("recommender", "test_users", "noise_multiplier", "epsilon"):
+            assert one[name] == other[name]
+    assert results[0][0]["test_users"] > 20
+    kept = [[line for line in each.splitlines() if "epsilon" in line] for each in statements]
+    assert kept[0] and kept[0] == kept[1]
+
+
+def test_a_training_on_spark_is_refused_and_the_way_is_named(tmp_path, capsys):
+    asked = ["train", *write_csv(tmp_path, random_rows()), "--engine", "spark", "--out", str(tmp_path / "out")]
+    assert main([*asked, "--mechanism", "lazydpsgd"]) != 0
+    assert "Interactions.from_grouped" in capsys.readouterr().err and not (tmp_path / "out").exists()
+    assert main([*asked, "--days", "2", "--days-per-user", "1"]) != 0
+    assert "--days-per-user" in capsys.readouterr().err
+
+
+# Other engines.
+
+
+def test_the_function_for_other_engines_gives_the_same_sums():
+    text = (Path(__file__).parents[2] / "docs" / "spark.md").read_text()
+    (code,) = [block for block in text.split("```python\n")[1:] if "def cells" in block]
+    scope = {"np": np, "pa": pa}
+    exec(code.split("```")[0], scope)
+    rows = random_rows(9)
+    rows["item"] = [item or 0 for item in rows["item"]]
+    one, users = here(rows).with_items(range(1, 30)), {}
+    for user, item, time in zip(*rows.values()):
+        if user and time:
+            users.setdefault(user, []).append(item)
+    held, found = list(users.items()), {}
+    summand = spark_counts(None, 29)
+    for start in range(0, len(held), 7):
+        for place, value in scope["cells"](held[start : start + 7], one.catalogue, summand):
+            found[place] = found.get(place, 0) + value
+    expected = total(one, one.catalogue, summand)
+    assert found == {place: value for place, value in enumerate(expected.tolist()) if value}

@@ -73,6 +73,8 @@ def run(args: argparse.Namespace) -> int:
     _refuse_combinations(args)
     state = _resume(args) if args.resume else None
     settings, continues = (state.settings, None) if state else _settings_to_begin(args)
+    if settings.engine:
+        optional("pyspark", settings.engine)
     if settings.local:
         code = _run_in_own_network(args, state)
         if code is not None:

@@ -45,11 +45,12 @@ from tfdp_rec.job.run_state import LOG, Job, MadeRecommender, Material, Progress
 from tfdp_rec.job.seats import take_seats
 from tfdp_rec.job.settings import ELSEWHERE, JobSettings
 from tfdp_rec.job.sources import LogSource, features_of, titles_of
-from tfdp_rec.job.users import UserSubset, refuse_other_kind, split_users
+from tfdp_rec.job.users import UserSubset, refuse_other_kind, split_on_spark, split_users, subset_of
 from tfdp_rec.serving.own_ids import export, line_breaks
 from tfdp_rec.settings import flag
 from tfdp_rec.spectral.rules import MOST_HEAD
 from tfdp_rec.sums.set_union import least_users, private_items
+from tfdp_rec.sums.spark import SparkLog, rows_of
 
 if TYPE_CHECKING:
     from tfdp_rec.job.recommenders.training import Training
@@ -97,6 +98,8 @@ def run(
         return state.folder
     finally:
         state.close()
+        if isinstance(log, SparkLog):
+            log.close()
 
 
 def _release_files(settings: JobSettings) -> list[str]:
@@ -104,10 +107,13 @@ def _release_files(settings: JobSettings) -> list[str]:
     return [file for file in (SUMS, PRETRAINING_SUMS, PRIOR) if file in map(release_file, settings.mechanism)]
 
 
-def _read_log(source: LogSource, state: RunState, show: Progress) -> Interactions:
+def _read_log(source: LogSource, state: RunState, show: Progress) -> Any:
     show.begin("reading the log, and grouping it by user")
     rows, columns = source.rows()
-    log = Interactions.read(rows, **columns, folder=state.directory / LOG)
+    if state.settings.engine:
+        log: Any = SparkLog(rows_of(rows), **columns)
+    else:
+        log = Interactions.read(rows, **columns, folder=state.directory / LOG)
     show.note("for you alone, these counts are private: " + " ".join(log.summary().split("\n")).strip())
     return log
 
@@ -115,9 +121,13 @@ def _read_log(source: LogSource, state: RunState, show: Progress) -> Interaction
 # What is decided and checked before anything is paid.
 
 
-def _prepare(source: LogSource, state: RunState, show: Progress, log: Interactions) -> Job:
+def _prepare(source: LogSource, state: RunState, show: Progress, log: Any) -> Job:
     """What the job is about, its ledgers open and the noise of its trainings decided."""
-    settings, users, public = state.settings, split_users(log, state.settings), source.public_items()
+    settings, public = state.settings, source.public_items()
+    if isinstance(log, SparkLog):
+        users = split_on_spark(log, settings, _TEST_USERS, state.directory / LOG)
+    else:
+        users = split_users(log, settings)
     _refuse_unfit(settings, log, public)
     private = [name for name in settings.mechanism if names.look_up(name).claims_epsilon]
     state.open(log, list(dict.fromkeys([*private, settings.released_name])), settings.released_name)
@@ -178,7 +188,7 @@ def _decide_budget(state: RunState, users: int, trained: int, public: bool) -> B
     return budget
 
 
-def _refuse_unfit(settings: JobSettings, log: Interactions, public: Items | None) -> None:
+def _refuse_unfit(settings: JobSettings, log: Any, public: Items | None) -> None:
     """Raises for settings that do not fit the data's public sizes."""
     for name in ("top_k", "negatives"):
         value = getattr(settings, name)
@@ -211,7 +221,8 @@ def _item_bytes(job: Job) -> int:
 def _refuse_full_disk(job: Job) -> None:
     """Raises unless there is room for all that is going to be written, which is paid for before it is."""
     made, (most, ids) = job.settings.mechanism, _count_candidates(job)
-    in_checkpoint = _item_bytes(job) + 12 * job.log.num_rows + 8 * len(job.log)
+    here = job.users.held_out or job.log
+    in_checkpoint = _item_bytes(job) + 12 * here.num_rows + 8 * len(here)
     released = 4 * min(most, MOST_HEAD) ** 2 + 40 * most + 6 * ids + 4 * job.titles.nbytes + 2**22
     # Sums to train upon are in the checkpoints of the training, its model and its servable, too.
     copies = (names.spectral.name in made) + 3 * (names.from_sums.name in made)
@@ -305,7 +316,7 @@ def _join(state: RunState, joining: Items) -> Items:
 def _gather(job: Job, items: Items, seated: NDArray[np.bool_] | None) -> Material:
     """The log with its items, and what is released of the users whose rows count today."""
     log, features = job.log.with_items(items), features_of(items, job.features)
-    if job.settings.items:  # no refusal: whether there is one would tell of the rows
+    if job.settings.items and not job.settings.engine:  # no refusal: whether there is one would tell of the rows
         listed, rows = log.num_rows, job.log.num_rows
         other = "" if 2 * listed >= rows else ". Is another column that of the ids?"
         job.show.note(f"for you alone: {listed:,} of {rows:,} rows are of listed items{other}")
@@ -315,7 +326,8 @@ def _gather(job: Job, items: Items, seated: NDArray[np.bool_] | None) -> Materia
         private_sums.release(job, log, counted, file, features, seated is not None)
         for file in _release_files(job.settings)
     }  # fmt: skip
-    examples = NewItemExamples(log, job.users.test[:_TEST_USERS])
+    tested = job.users.held_out.with_items(items) if job.users.held_out else log
+    examples = NewItemExamples(tested, job.users.test[:_TEST_USERS])
     tests = Evaluation(examples, job.settings.seed, min(500, rows_at_a_time([1, log.num_items], _SCORES)))
     return Material(log, job.users, releases, tests, features)
 
@@ -337,7 +349,8 @@ def _count_popularity(job: Job, log: Interactions, counted: NDArray[np.int64]) -
 
 def _test_popularity(job: Job, material: Material) -> list[dict[str, Any]]:
     """Results of the most popular items for everyone: counted exactly, and as they were released."""
-    releases, exact = material.releases, UserSubset(material.log, job.users.train).exact_counts(material.log.catalogue)
+    releases, users = material.releases, subset_of(material.log, job.users.train)
+    exact = users.exact_counts(material.log.catalogue)
     shown: list[tuple[str, Any, float | None]] = [(names.popularity.name, exact, None)]
     sums = releases.get(SUMS) or releases.get(PRETRAINING_SUMS)
     if PRIOR in releases:

@@ -190,7 +190,7 @@ class Job:
     source: LogSource
     state: RunState
     show: Progress
-    log: Interactions  # without a choice of items
+    log: Any  # Interactions, or a log on Spark; without a choice of items
     users: Users
     public: Items | None  # the list of items, where they are not found
     titles: pa.Table  # public, in columns `item` and `title`
@@ -207,7 +207,7 @@ class Job:
 class Material:
     """What recommenders are made from, once the items are chosen, and what they are tested on."""
 
-    log: Interactions  # with its items
+    log: Any  # with its items
     users: Users
     releases: Mapping[str | None, Any]  # by file: private sums, and the popularity of each item
     tests: Evaluation
@@ -358,9 +358,9 @@ class RunState:
 
     # Ledgers.
 
-    def open(self, log: Interactions, recommenders: Sequence[str], released: str) -> None:
+    def open(self, log: Any, recommenders: Sequence[str], released: str) -> None:
         """Opens a ledger for each recommender by name, which this process holds until `close`."""
-        found = _hash_log(log.folder)
+        found = _hash_log(log.folder) if isinstance(log, Interactions) else log.digest()
         if self._data not in ("", found):
             raise ValueError(
                 f"The run in {self.directory} was begun with other data: put those back to go on; for these, begin "

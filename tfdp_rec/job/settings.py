@@ -12,6 +12,7 @@ from tfdp_rec.job.recommenders.names import NAMES, USUAL, from_sums
 from tfdp_rec.settings import BETWEEN_0_AND_1, NOT_NEGATIVE, POSITIVE, Check, flag, option, refuse_wrong
 
 POISSON, SHUFFLED = "poisson", "shuffled"
+SPARK = "spark"
 ELSEWHERE = "in other folders (--out, --checkpoint)"  # for messages
 CLIP, CLIP_FROM_SUMS = 1.0, 0.05
 _NEGATIVES, _NEGATIVES_FROM_SUMS = 4000, 1000  # where there are so many items; from sums all are scored at each place
@@ -52,6 +53,10 @@ class JobSettings:
     features: str = option(
         "", "of spectral: public file of items and their features, in any columns, several in a cell separated "
         "by vertical bars; they cost no epsilon", metavar="FILE", group=_LOG,
+    )  # fmt: skip
+    engine: str = option(
+        "", "where the log is grouped and private sums are added up, if not here: on the Spark that spark-submit gives "
+        "(docs/spark.md); --data is then what Spark reads", choices=("", SPARK), group=_LOG,
     )  # fmt: skip
     items_epsilon: float | None = option(
         None, "cost of finding items, by itself, of --epsilon (default: a quarter)", POSITIVE, metavar="E", group=_LOG
@@ -145,6 +150,7 @@ class JobSettings:
         """Raises for options that do not go together, before a log is read."""
         self._refuse_servers()
         self._refuse_trainings()
+        self._refuse_engine()
         self._refuse_days(continues)
 
     def _refuse_servers(self) -> None:
@@ -160,6 +166,20 @@ class JobSettings:
         if self.local and min(self.local) < 1:
             workers, servers = self.local
             raise ValueError(f"--local needs at least one worker and one server, got {workers} and {servers}.")
+
+    def _refuse_engine(self) -> None:
+        if not self.engine:
+            return
+        trained = next(filter(names.is_trained, self.mechanism), None)
+        if trained:
+            raise ValueError(
+                f"--engine {SPARK} adds up private sums, and {trained} is trained: write the log by user with "
+                "tfdp_rec.sums.spark.SparkLog.write_grouped, read it with Interactions.from_grouped, and train on that."
+            )
+        if not self.user:
+            raise ValueError(f"--engine {SPARK} reads a log of your own: give --user and --item.")
+        if self.days_per_user is not None:
+            raise ValueError(f"--days-per-user keeps a list of users on one machine: leave it or --engine {SPARK} out.")
 
     def _refuse_trainings(self) -> None:
         against = {

@@ -106,11 +106,13 @@ class OwnFiles(LogSource):
         for name, path in paths.items():
             if not os.path.isfile(path):
                 raise FileNotFoundError(f"--{name}: there is no file {path}.")
+        remote = [path for path in settings.data if settings.engine and "://" in path]  # as Spark names its files
         for path in settings.data:
-            if not find_paths(path):
+            if path not in remote and not find_paths(path):
                 raise FileNotFoundError(f"--data: there is nothing at {path}.")
         absolute: dict[str, Any] = {name: os.path.abspath(path) for name, path in paths.items()}
-        return dataclasses.replace(settings, data=tuple(map(os.path.abspath, settings.data)), **absolute)
+        data = tuple(path if path in remote else os.path.abspath(path) for path in settings.data)
+        return dataclasses.replace(settings, data=data, **absolute)
 
     def rows(self) -> tuple[Any, dict[str, Any]]:
         # Public files are read here, before the log, which may take long.

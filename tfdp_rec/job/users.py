@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -16,12 +17,12 @@ from numpy.typing import NDArray
 
 from tfdp_rec.core.claim.orders import FixedOrder
 from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
-from tfdp_rec.datasets.log import PART, Catalogue, InParts, Part
+from tfdp_rec.datasets.log import PART, Catalogue, Part
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.job.recommenders.names import is_trained
 from tfdp_rec.job.settings import SHUFFLED, JobSettings
-from tfdp_rec.sums.counts import Counted, private_counts
-from tfdp_rec.sums.total import Cells, Summand, total
+from tfdp_rec.sums.counts import Counted, exact_counts, private_counts
+from tfdp_rec.sums.spark import SparkLog
 
 _TRAIN = 0.8  # of the users
 _TYPICAL = 20  # items of a user: what noisy counts expect
@@ -31,9 +32,10 @@ _TYPICAL = 20  # items of a user: what noisy counts expect
 class Users:
     """The split of a log's users, by their positions in it."""
 
-    train: NDArray[np.int64]  # recommenders are made from these
+    train: Any  # recommenders are made from these; of a log on Spark, the log of these
     test: NDArray[np.int64]
     sampling: Sampling | None  # of training users into batches, if anything is trained
+    held_out: Interactions | None = None  # the log of users to test on, where that of all is on Spark
 
 
 def split_users(log: Interactions, settings: JobSettings) -> Users:
@@ -44,6 +46,17 @@ def split_users(log: Interactions, settings: JobSettings) -> Users:
     if settings.sampling == SHUFFLED:
         train = np.random.default_rng(settings.seed).permutation(train)  # an order that may be public
     return Users(train, test, _choose_sampling(len(train), settings))
+
+
+def split_on_spark(log: SparkLog, settings: JobSettings, most: int, folder: Path) -> Users:
+    """The same split; at most about so many users to test on come here, by the same hash."""
+    key = f"tfdp-rec train {settings.seed}"
+    train, test = log.split(_TRAIN, key)
+    if not len(train) or not len(test):
+        raise ValueError(f"The log has {len(log)} users, too few to train on some and to test on others.")
+    low = 1 - (1 - _TRAIN) * min(1.0, most / len(test))
+    held_out = log.restrict_to(key, max(low, _TRAIN), 1.0).collect(folder)
+    return Users(train, np.arange(len(held_out)), None, held_out)
 
 
 def _choose_sampling(users: int, settings: JobSettings) -> Sampling | None:
@@ -69,13 +82,9 @@ def refuse_other_kind(name: str, before: pa.DataType, now: pa.DataType, why: str
         )
 
 
-def count_exactly(users: InParts, catalogue: Catalogue) -> NDArray[np.int64]:
-    """How many users have each item: without noise, and so for the log's owner alone."""
-    return total(users, catalogue, Summand(_ones, len(catalogue)))
-
-
-def _ones(part: Part) -> Cells:
-    return part.places, np.ones(len(part.places), np.int64)
+def subset_of(log: Any, users: Any, show: Callable[[int], None] = lambda read: None) -> Any:
+    """Some users of a log, to be counted where it is."""
+    return users.with_items(log.items) if isinstance(users, SparkLog) else UserSubset(log, users, show)
 
 
 class UserSubset:
@@ -116,7 +125,7 @@ class UserSubset:
 
     def exact_counts(self, catalogue: Catalogue) -> NDArray[np.int64]:
         """How many of the users have each item: without noise, and so for the log's owner alone."""
-        return count_exactly(self, catalogue)
+        return exact_counts(self, catalogue)
 
     def noisy_popularity(self, catalogue: Catalogue, noise_multiplier: float) -> Counted:
         """Popularity of each item, up to scale, under DP, all of it positive; and what that cost."""

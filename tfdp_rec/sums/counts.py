@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
-from tfdp_rec.datasets.log import Catalogue, Part, log_of
+from tfdp_rec.datasets.log import Catalogue, InParts, Part, log_of
 from tfdp_rec.sums.fixed_point import check_noise, event_with, grid_weights, release_sums
 from tfdp_rec.sums.total import Cells, Summand, total
 
@@ -76,6 +76,15 @@ def private_counts(
         accountant.spend(event, LABEL)
     summand = Summand(functools.partial(item_weights, typical=typical), len(catalogue))
     return Counted(release_sums(total(source, catalogue, summand), noise, words), event)
+
+
+def exact_counts(users: InParts, catalogue: Catalogue) -> NDArray[np.int64]:
+    """How many users have each item: without noise, and so for the log's owner alone."""
+    return total(users, catalogue, Summand(_ones, len(catalogue)))
+
+
+def _ones(part: Part) -> Cells:
+    return part.places, np.ones(len(part.places), np.int64)
 
 
 def item_weights(part: Part, typical: int | None = None) -> Cells:

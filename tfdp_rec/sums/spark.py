@@ -34,6 +34,7 @@ from tfdp_rec.datasets.logs.grouping import Grouping, LogColumns
 from tfdp_rec.datasets.logs.interactions import Interactions, refuse_other_catalogue, require_items, uniforms
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.datasets.logs.sources import Stretch
+from tfdp_rec.sums.counts import exact_counts
 from tfdp_rec.sums.total import Draw, Summand, add_up, keyed_draw
 
 _NAMES, _PLACE, _REFUSED = ("user", "item", "time"), "place", "refused"  # in tasks
@@ -105,6 +106,7 @@ class SparkLog:
         functions = optional("pyspark.sql.functions", "spark")
         self.columns, self.session = LogColumns(user, item, time, (), duplicates), rows.sparkSession
         self.items: Items | None = None
+        self._ids: pa.Array | None = None  # of all items, once they were asked for
         own = dict(zip(_NAMES, self.columns.names))
         kinds = {name: _kind_of(rows, column) for name, column in own.items()}
         taken = [
@@ -115,25 +117,26 @@ class SparkLog:
         place = functions.monotonically_increasing_id().alias(_PLACE)
         shuffled = rows.select(*taken, place).repartition(count, "user").rdd
         grouped = shuffled.mapPartitions(functools.partial(_group, kinds=kinds, duplicates=duplicates))
-        self._kinds = kinds
+        self._rows, self._kinds = rows, kinds
         self._kept = self._groups = grouped.persist(optional("pyspark", "spark").StorageLevel.DISK_ONLY)
         self._count()
+        if not self._num_users:
+            self.close()
+            raise ValueError("The log has no user: there is no one to train on.")
 
     def _count(self) -> None:
         """Groups the log, if it is not yet, and asks how many users there are."""
         sizes = self._groups.map(_size_of).collect()
-        times = {kind for _, kind in sizes} - {""}
+        times = {kind for *_, kind in sizes} - {""}
         if _REFUSED in times or len(times) > 1:
             self.close()
             raise ValueError(
                 f"A value in {', '.join(self.columns.names)} is no id or no time, or not of the kind that its column "
                 "began with: Interactions.read, of the same rows, names it."
             )
-        self._num_users, self.ordered = sum(users for users, _ in sizes), bool(times)
+        self._num_users, self.num_rows = (sum(size[which] for size in sizes) for which in (0, 1))
+        self.ordered = bool(times)
         self._real = "numbers" in times
-        if not self._num_users:
-            self.close()
-            raise ValueError("The log has no user: there is no one to train on.")
 
     def close(self) -> None:
         """Removes the grouped log from Spark's machines."""
@@ -179,16 +182,33 @@ class SparkLog:
     def restrict_to(self, key: str, low: float, high: float) -> SparkLog:
         """The users whose keyed hash, a number from 0 to 1, is from `low` to below `high`."""
         chosen = functools.partial(_Group.restrict_to, key=key, low=low, high=high)
-        part = self._changed(_groups=self._groups.map(chosen))
-        part._num_users = part._groups.map(_size_of).map(operator.itemgetter(0)).sum()
+        part = self._changed(_groups=self._groups.map(chosen), _ids=None)
+        part._count()
         return part
+
+    def summary(self) -> str:
+        """What was read, for the log's owner: these are counts of private data."""
+        return f"{self.num_rows} rows that count, of {len(self)} users.\n"
+
+    def digest(self) -> str:
+        """A hash of the rows, in any order: whether it is the same log; for its owner."""
+        functions = optional("pyspark.sql.functions", "spark")
+        hashes = functions.xxhash64(*(self._rows[name] for name in self.columns.names)).cast("decimal(38,0)")
+        return str(self._rows.agg(functions.sum(hashes)).first()[0])
 
     def found(self) -> tuple[SparkLog, pa.ChunkedArray]:
         """All items of the log and the users that have them, for a private release of a list: itself private."""
-        ids = pa.array(sorted(self._groups.flatMap(_items_of).distinct().collect()), _id_kind(self._kinds["item"]))
+        if self._ids is None:
+            found = self._groups.flatMap(_items_of).distinct().collect()
+            self._ids = pa.array(sorted(found), _id_kind(self._kinds["item"]))
+        ids = self._ids
         return self.with_items(ids) if len(ids) else self, pa.chunked_array([ids])
 
     # What mechanisms take.
+
+    def exact_counts(self, catalogue: Catalogue) -> NDArray[np.int64]:
+        """How many users have each item: without noise, and so for the log's owner alone."""
+        return exact_counts(self, catalogue)
 
     def parts(self, catalogue: Catalogue, events: int = PART, in_order: bool = False) -> Iterator[Part]:
         """A refusal of another catalogue, and nothing else: the parts stay on Spark, where `total` adds up."""
@@ -233,6 +253,15 @@ class SparkLog:
         )
 
 
+def rows_of(paths: Sequence[str]) -> Any:
+    """A Spark DataFrame of files as Spark reads them: text formats by their suffix, else Parquet."""
+    read = optional("pyspark.sql", "spark").SparkSession.builder.getOrCreate().read
+    first = paths[0].removesuffix(".gz").rpartition(".")[2].lower()
+    if first in ("csv", "tsv"):
+        return read.csv(list(paths), header=True, sep="\t" if first == "tsv" else ",")
+    return read.json(list(paths)) if first in ("json", "jsonl", "ndjson") else read.parquet(*paths)
+
+
 def _kind_of(rows: Any, column: str) -> pa.DataType:
     """What a column is to Arrow."""
     ((_, found),) = rows.select(rows[column]).dtypes
@@ -268,8 +297,8 @@ def _group(rows: Iterable[Any], kinds: Mapping[str, pa.DataType], duplicates: st
         yield _Group(ids.cast(_id_kind(kinds["user"])), offsets, arrays["item"], items, arrays.get("time"), kind)
 
 
-def _size_of(group: _Group) -> tuple[int, str]:
-    return len(group.users), group.kind
+def _size_of(group: _Group) -> tuple[int, int, str]:
+    return len(group.users), len(group.rows), group.kind
 
 
 def _items_of(group: _Group) -> list[Any]:

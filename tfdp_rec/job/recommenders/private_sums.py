@@ -9,16 +9,12 @@ import dataclasses
 import functools
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
 from tfdp_rec.core.claim.statement import Statement, round_up
-from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.job.budget import LABELS, PRETRAINING_SUMS, SUMS
 from tfdp_rec.job.evaluation import Scores
 from tfdp_rec.job.recommenders.names import from_sums, spectral
 from tfdp_rec.job.run_state import Job, MadeRecommender, Material, ReleasePayment
-from tfdp_rec.job.users import UserSubset
+from tfdp_rec.job.users import subset_of
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
 
@@ -32,7 +28,7 @@ def file_bytes(items: int, features: int) -> int:
 
 
 def release(
-    job: Job, log: Interactions, users: NDArray[np.int64], file: str, features: list[list[str]] | None,
+    job: Job, log: Any, users: Any, file: str, features: list[list[str]] | None,
     users_private: bool,
 ) -> SpectralRecommender:  # fmt: skip
     """The private sums of some users, made now or taken from their file: of spectral, or for a training upon them."""
@@ -48,7 +44,7 @@ def release(
         recency=settings.recency, before=before, features=None if is_pretraining else features,
         users_private=users_private,
     )  # fmt: skip
-    subset = UserSubset(log, users, functools.partial(job.show.count, "users read", readings * len(log)))
+    subset = subset_of(log, users, functools.partial(job.show.count, "users read", readings * len(log)))
 
     def make(payment: ReleasePayment, opened: Any) -> None:
         payment.spend(unfitted.event, LABELS[file])
@@ -76,7 +72,7 @@ def make_without_noise(job: Job, material: Material) -> MadeRecommender:
         ordered=_does_order_count(job) if private is None else private.ordered, recency=job.settings.recency,
         features=material.features,
     )  # fmt: skip
-    peer.fit(UserSubset(log, job.users.train), verbose=0)
+    peer.fit(subset_of(log, job.users.train), verbose=0)
     return MadeRecommender(peer, _scores_of(peer))
 
 
