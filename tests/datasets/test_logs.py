@@ -558,3 +558,60 @@ def test_what_killed_processes_left_in_the_place_for_temporary_files_is_removed(
     del alive, other
     gc.collect()
     assert list(tmp_path.iterdir()) == []
+
+
+# A row for each user.
+
+LISTS = {
+    "who": ["ann", "bob", "007", None, "cy"],
+    "what": [["jam", "tea", None, "ham"], ["jam", "tea"], [], ["lost"], None],
+    "when": [[1_700_000_200, 1_700_000_300, 5, 1_700_000_400], [1_700_000_100, 1_700_000_400], [], [1], None],
+}
+BY_USER = {"user": "who", "items": "what", "times": "when"}
+
+
+@pytest.mark.parametrize("rows", [1, 2, 100])
+def test_lists_of_a_user_are_the_rows_they_stand_for(rows, tmp_path, monkeypatch):
+    flat = [
+        (user, item, time)
+        for user, items, times in zip(*LISTS.values())
+        for item, time in zip(items or [None], times or [None])
+    ]
+    expected = told(Interactions.read(dict(zip(NAMES.values(), zip(*flat))), **NAMES, items=CATALOGUE))
+    pyarrow.parquet.write_table(pa.table(LISTS), tmp_path / "lists.parquet")
+    monkeypatch.setattr(sources, "_ROWS", rows)
+    for source in (pa.table(LISTS), tmp_path / "lists.parquet"):
+        log = Interactions.from_grouped(source, **BY_USER).with_items(CATALOGUE)
+        assert log.ordered and told(log) == expected == {**EXPECTED, "cy": []}
+    plain = Interactions.from_grouped(pa.table(LISTS), user="who", items="what").with_items(CATALOGUE)
+    assert not plain.ordered and told(plain) == told(log)
+
+
+def test_long_lists_are_read_a_few_users_at_a_time(tmp_path, monkeypatch):
+    path = tmp_path / "lists.parquet"
+    pyarrow.parquet.write_table(pa.table({"who": range(200), "what": [list(range(50))] * 200}), path)
+    monkeypatch.setattr(sources, "_ROWS", 500)
+    sizes = [sources.unfold(each).table.num_rows for each in sources.stretches(str(path), ["who", "what"])]
+    assert sum(sizes) == sources.rows_about(str(path)) == 10_000 and max(sizes) <= 500
+
+
+def test_lists_of_different_lengths_are_refused_by_their_file(tmp_path):
+    broken = {**LISTS, "when": [[1], *LISTS["when"][1:]]}
+    with pytest.raises(ValueError, match="lists of one user have different lengths"):
+        Interactions.from_grouped(pa.table(broken), **BY_USER)
+
+
+@pytest.mark.parametrize("timed", [True, False])
+def test_a_log_written_by_user_is_the_same_log(timed, tmp_path):
+    rng = np.random.default_rng(1)
+    rows = {"who": [f"u{u}" for u in rng.integers(0, 40, 900)], "what": rng.integers(0, 30, 900).tolist()}
+    rows["what"][:5], names = [None] * 5, {"user": "who", "item": "what"}
+    if timed:
+        rows["when"], names = rng.random(900), NAMES
+    log = Interactions.read(rows, **names)
+    log.write_grouped(tmp_path / "by-user.parquet")
+    again = Interactions.from_grouped(tmp_path / "by-user.parquet", **dict(zip(BY_USER, rows)))
+    assert pyarrow.parquet.read_metadata(tmp_path / "by-user.parquet").num_rows == len(log)
+    assert told(again.with_items(range(3, 25))) == told(log.with_items(range(3, 25)))
+    assert again.ordered == log.ordered == timed and (not timed or sorted(again.with_items([3, 4]).times) == sorted(
+        log.with_items([3, 4]).times))  # fmt: skip

@@ -261,15 +261,15 @@ def test_the_sides_are_those_of_one_machine(spark):
 
 
 @slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", range(2))
 def test_a_user_moves_each_sum_by_at_most_one_and_counts_use_all_of_it(spark, seed):
-    rows = random_rows(seed, users=9, rows=300)
+    rows = random_rows(seed, users=5, rows=200)
     items = range(1, 30)
-    both = on_spark(spark, rows)
+    both = on_spark(spark, rows, parts=2)
     whole, words = sums(both.with_items(items)), vocabulary(both)
     moved_most = Fraction(0)
     for user in sorted(set(rows["user"]) - {None}):
-        less = on_spark(spark, random_rows(seed, users=9, rows=300, without=[user]))
+        less = on_spark(spark, random_rows(seed, users=5, rows=200, without=[user]), parts=2)
         moved = [one - other for one, other in zip(whole, sums(less.with_items(items)))]
         squares = [sum(Fraction(int(step), ONE) ** 2 for step in each.reshape(-1)) for each in moved[:4]]
         assert max(squares) <= 1 and abs(int(moved[4][0])) <= 1
@@ -548,8 +548,8 @@ def test_the_main_job_on_spark_is_that_of_one_machine_but_for_noise(spark, tmp_p
         for name in ("recommender", "test_users", "noise_multiplier", "epsilon"):
             assert one[name] == other[name]
     assert results[0][0]["test_users"] > 20
-    kept = [[line for line in each.splitlines() if "epsilon" in line] for each in statements]
-    assert kept[0] and kept[0] == kept[1]
+    guarantees = [each.split("Mechanism")[0] for each in statements]
+    assert "epsilon = 8," in guarantees[0] and guarantees[0] == guarantees[1]
 
 
 def test_a_training_on_spark_is_refused_and_the_way_is_named(tmp_path, capsys):

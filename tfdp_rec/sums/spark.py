@@ -31,7 +31,13 @@ from tfdp_rec.core.ground.lazy_imports import optional
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.log import PART, Catalogue, Log, Part
 from tfdp_rec.datasets.logs.grouping import Grouping, LogColumns
-from tfdp_rec.datasets.logs.interactions import Interactions, refuse_other_catalogue, require_items, uniforms
+from tfdp_rec.datasets.logs.interactions import (
+    Interactions,
+    grouped_table,
+    refuse_other_catalogue,
+    require_items,
+    uniforms,
+)
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.datasets.logs.sources import Stretch
 from tfdp_rec.sums.counts import exact_counts
@@ -70,11 +76,10 @@ class _Group(NamedTuple):
             users=self.users.filter(pa.array(inside)), offsets=offsets, rows=self.rows[kept], times=times
         )
 
-    def table(self, names: Sequence[str] = _NAMES) -> pa.Table:
+    def table(self) -> pa.Table:
         """A row for each user, with lists of items' ids and times."""
-        values = [self.items.take(pa.array(self.rows - 1)), *([] if self.times is None else [pa.array(self.times)])]
-        lists = [pa.ListArray.from_arrays(pa.array(self.offsets, pa.int32()), each) for each in values]
-        return pa.table([self.users, *lists], list(names[: 1 + len(lists)]))
+        names = _NAMES if self.times is not None else _NAMES[:2]
+        return grouped_table(self.users, self.offsets, self.items.take(pa.array(self.rows - 1)), self.times, names)
 
 
 class SparkLog:
@@ -115,7 +120,7 @@ class SparkLog:
         ]
         count = parts or int(self.session.conf.get("spark.sql.shuffle.partitions"))
         place = functions.monotonically_increasing_id().alias(_PLACE)
-        shuffled = rows.select(*taken, place).repartition(count, "user").rdd
+        shuffled = rows.select(*taken, place).dropna(subset=["user"]).repartition(count, "user").rdd
         grouped = shuffled.mapPartitions(functools.partial(_group, kinds=kinds, duplicates=duplicates))
         self._rows, self._kinds = rows, kinds
         self._kept = self._groups = grouped.persist(optional("pyspark", "spark").StorageLevel.DISK_ONLY)
@@ -248,8 +253,9 @@ class SparkLog:
             folder: As of `Interactions.read`.
         """
         table, time = pa.concat_tables(self._groups.map(_Group.table).collect()), self.columns.time and "time"
-        return Interactions.read(
-            table, user="user", item="item", time=time, duplicates=self.columns.duplicates, folder=folder
+        duplicates = self.columns.duplicates
+        return Interactions.from_grouped(
+            table, user="user", items="item", times=time, duplicates=duplicates, folder=folder
         )
 
 

@@ -68,8 +68,8 @@ class LogColumns:
         return [name for name in (self.user, self.item, self.time, *self.features) if name]
 
 
-def group(source: Any, columns: LogColumns, folder: Path) -> None:
-    """Makes the folder of a grouped log, unless it was made from the same files."""
+def group(source: Any, columns: LogColumns, folder: Path, in_lists: bool = False) -> None:
+    """Makes the folder of a grouped log, unless it was made from the same files; `in_lists`: of a row for each user."""
     print_of_source = _print_of(source, columns)
     folder.parent.mkdir(parents=True, exist_ok=True)
     with lock_path(folder):
@@ -80,7 +80,7 @@ def group(source: Any, columns: LogColumns, folder: Path) -> None:
             raise ValueError(f"{folder} holds something else than a log made here: give folder= another name.")
         with replace_atomically(folder) as temporary, _full_disk(folder):
             Path(temporary).mkdir(mode=0o700)
-            Grouping(columns, Path(temporary)).run(source, print_of_source)
+            Grouping(columns, Path(temporary)).run(source, print_of_source, in_lists)
 
 
 def _print_of(source: Any, columns: LogColumns) -> Any:
@@ -128,12 +128,12 @@ class Grouping:
         self.left_out = dict.fromkeys(("without user", "without item", "without time", "duplicate"), 0)
         self.rows_read = 0
 
-    def run(self, source: Any, print_of_source: Any) -> None:
+    def run(self, source: Any, print_of_source: Any, in_lists: bool) -> None:
         parts = max(1, min(_MOST_PARTS, math.ceil(sources.rows_about(source) / _ROWS_IN_A_PART)))
         with contextlib.ExitStack() as stack:
             split = _Parts(self.folder, parts, stack)
             for stretch in sources.stretches(source, self.columns.names):
-                split.write(self.rows(sources.unfold(stretch)))
+                split.write(self.rows(sources.unfold(stretch) if in_lists else stretch))
         if self.rows_read == self.left_out["without user"]:
             raise ValueError(f"The log has {self.rows_read} rows and no user: there is no one to train on.")
         self._join(split.files.values())

@@ -22,8 +22,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.core.ground.files import Temporary, row_chunks
-from tfdp_rec.datasets.log import PART, Catalogue, Log, Part, values_at
+from tfdp_rec.core.ground.files import Temporary, open_atomically, row_chunks
+from tfdp_rec.datasets.log import PART, Catalogue, Log, Part, values_at, whole_users
 from tfdp_rec.datasets.logs import grouping
 from tfdp_rec.datasets.logs.items import Items, as_kind
 
@@ -92,17 +92,14 @@ class Interactions(Log):
         """
         if rows_per_unit is not None and items is None:
             raise ValueError("rows_per_unit counts rows of known items: give it with items=, or to with_items.")
-        holder = Temporary("tfdp-rec-interactions-") if folder is None else None
-        path = Path(holder.name) / "log" if holder else Path(folder or "")
-        columns = grouping.LogColumns(user, item, time, tuple(features), duplicates)
-        grouping.group(source, columns, path.absolute())
-        found = cls(path.absolute(), holder)
+        found = cls._group(source, grouping.LogColumns(user, item, time, tuple(features), duplicates), folder)
         return found if items is None else found.with_items(items, rows_per_unit)
 
     @classmethod
     def from_grouped(
-        cls, source: Any, *, user: str, items: str, times: str = "", folder: str | Path | None = None
-    ) -> Interactions:
+        cls, source: Any, *, user: str, items: str, times: str = "", duplicates: str = "drop",
+        folder: str | Path | None = None,
+    ) -> Interactions:  # fmt: skip
         """Reads a log with a row for each user and lists in columns, as `SparkLog.write_grouped` writes it.
 
         Args:
@@ -110,12 +107,47 @@ class Interactions(Log):
             user: Column of the users' ids, each there once.
             items: Column of lists of items' ids.
             times: Column of lists of times.
+            duplicates: As of `read`.
             folder: As of `read`.
 
         Raises:
             ValueError: the log, or the folder, is not what it should be; lists of a user have different lengths.
         """
-        return cls.read(source, user=user, item=items, time=times, folder=folder)
+        columns = grouping.LogColumns(user, items, times, duplicates=duplicates)
+        return cls._group(source, columns, folder, in_lists=True)
+
+    @classmethod
+    def _group(
+        cls, source: Any, columns: grouping.LogColumns, folder: str | Path | None, in_lists: bool = False
+    ) -> Interactions:
+        holder = Temporary("tfdp-rec-interactions-") if folder is None else None
+        path = Path(holder.name) / "log" if holder else Path(folder or "")
+        grouping.group(source, columns, path.absolute(), in_lists)
+        return cls(path.absolute(), holder)
+
+    def write_grouped(self, path: str | Path) -> None:
+        """Writes all rows that were read, of whatever items, as Parquet that `from_grouped` reads.
+
+        Args:
+            path: File. Columns have the names of the log's; dates and moments are microseconds since 1970.
+        """
+        import pyarrow.parquet
+
+        columns, (rows, ids), width = self.about["columns"], self.found(), _widths(self.about).get("times.bin")
+        times = _map_file(self.folder / "times.bin", width) if self.ordered else None
+        names = [columns["user"], columns["item"], *([columns["time"]] if self.ordered else [])]
+        items, writer = ids.combine_chunks(), None
+        with open_atomically(path, "wb") as file:
+            for start, end in whole_users(rows.offsets, PART):
+                held = slice(rows.offsets[start], rows.offsets[end])
+                table = grouped_table(
+                    self.unit_ids[start:end], rows.offsets[start : end + 1] - rows.offsets[start],
+                    items.take(pa.array(rows.numbers[held] - 1)), None if times is None else times[held], names,
+                )  # fmt: skip
+                writer = writer or pyarrow.parquet.ParquetWriter(file, table.schema)
+                writer.write_table(table)
+            if writer:
+                writer.close()
 
     def with_items(self, items: Any, rows_per_unit: int | None = None) -> Interactions:
         """The same users, with the rows of these items alone, by number.
@@ -316,6 +348,15 @@ def _map_file(path: Path, kind: Any) -> NDArray[Any]:
     if not path.stat().st_size:
         return np.zeros(0, kind)
     return np.memmap(path, kind, "r")
+
+
+def grouped_table(
+    users: Any, offsets: NDArray[np.int64], items: pa.Array, times: NDArray[Any] | None, names: Sequence[str]
+) -> pa.Table:
+    """A row for each user, with lists of items' ids and times."""
+    values = [items, *([] if times is None else [pa.array(times)])]
+    lists = [pa.ListArray.from_arrays(pa.array(offsets, pa.int32()), each) for each in values]
+    return pa.table([users, *lists], list(names))
 
 
 def refuse_other_catalogue(catalogue: Catalogue, num_items: int) -> None:
