@@ -168,6 +168,9 @@ NASTY = {
         "user": ["a"] * 4, "item": [1, 2, 3, 4], "time": ["2024-10-27T01:30:00", "", "1969-12-31T00:00:00", None],
     }),
     "no times": ("user string, item bigint", {"user": ["a", "b", "a", None], "item": [1, 2, 1, 3]}),
+    "users without times": ("user bigint, item bigint, time double", {
+        "user": list(range(12)) * 2, "item": list(range(24)), "time": ([0.5] + [None] * 11) * 2,
+    }),
     "ties": ("user string, item bigint, time bigint", {
         "user": ["a", "b"] * 500, "item": list(range(7, 1007)), "time": [1] * 1000,
     }),

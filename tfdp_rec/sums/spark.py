@@ -54,7 +54,6 @@ _ARROW = {  # what Spark's rows are made of again
 }  # fmt: skip
 
 
-
 class _Group(NamedTuple):
     """A part of the log: user u's rows are rows[offsets[u] : offsets[u + 1]], by numbers of the part's own items."""
 
@@ -252,8 +251,9 @@ class SparkLog:
         Args:
             folder: As of `Interactions.read`.
         """
-        table, time = pa.concat_tables(self._groups.map(_Group.table).collect()), self.columns.time and "time"
-        duplicates = self.columns.duplicates
+        tables = self._groups.map(_Group.table).collect()
+        table = pa.concat_tables(tables, promote_options="permissive")  # a part without times does not know their kind
+        time, duplicates = self.columns.time and "time", self.columns.duplicates
         return Interactions.from_grouped(
             table, user="user", items="item", times=time, duplicates=duplicates, folder=folder
         )
