@@ -149,6 +149,7 @@ EXTRAS = {
     "job": ("pyarrow", "matplotlib", "markdown_it", "tensorboard"),
     "secure": ("cryptography",),
     "serve": ("uvicorn", "h11"),
+    "spark": ("pyspark",),
 }
 
 
