@@ -260,6 +260,18 @@ def test_the_sides_are_those_of_one_machine(spark):
     assert_same(sums(train), sums(here(left).with_items(range(1, 30))))
 
 
+def test_equal_times_stand_as_they_were_read_whatever_order_a_shuffle_brings():
+    rows = [("a", item, 1, item) for item in range(9)] + [("b", 3, 0, 9), (None, 4, 0, 10)]
+    kinds = {"user": pa.string(), "item": pa.int64(), "time": pa.int64()}
+    orders = [rows, rows[::-1], [rows[at] for at in np.random.default_rng(0).permutation(len(rows))]]
+    for order in orders:
+        (group,) = spark_module._group(order, kinds, "drop")
+        assert group.table().to_pydict() == {
+            "user": ["a", "b"], "item": [list(range(9)), [3]], "time": [[1] * 9, [0]]
+        }  # fmt: skip
+    assert not list(spark_module._group(rows[-1:], kinds, "drop")) and not list(spark_module._group([], kinds, "drop"))
+
+
 # What one user moves.
 
 
@@ -553,6 +565,20 @@ def test_the_main_job_on_spark_is_that_of_one_machine_but_for_noise(spark, tmp_p
     assert results[0][0]["test_users"] > 20
     guarantees = [each.split("Mechanism")[0] for each in statements]
     assert "epsilon = 8," in guarantees[0] and guarantees[0] == guarantees[1]
+
+
+@slow
+def test_a_day_on_spark_is_added_to_a_day_on_one_machine(spark, tmp_path):
+    for day in (1, 2):
+        (tmp_path / str(day)).mkdir()
+    first, second = (write_csv(tmp_path / str(day), random_rows(day, users=400, rows=9000)) for day in (1, 2))
+    run = str(tmp_path / "run")
+    asked = ["--mechanism", "spectral", "--delta", "1e-4", "--days", "2", "--epsilon", "16", "--quiet", "--out", run]
+    assert main(["train", *first, *asked]) == 0
+    assert main(["train", "--continue", run, *second[:2], "--engine", "spark", "--quiet"]) == 0
+    labels = [paid.label for paid in read(tmp_path / "run" / "release" / "ledger.jsonl").paid]
+    assert labels == ["private vocabulary", "private sums"] * 2
+    assert SpectralRecommender.load(tmp_path / "run" / "release" / "released.npz").released.fits == 2
 
 
 def test_a_training_on_spark_is_refused_and_the_way_is_named(tmp_path, capsys):

@@ -49,7 +49,7 @@ if TYPE_CHECKING:
     from tfdp_rec.job.run_state import RunState
 
 # What may be chosen anew for a further day is what costs nothing.
-_FREE = ("data", "titles", "features", "keep", "recency", "top_k", "local", "cluster")
+_FREE = ("data", "titles", "features", "keep", "recency", "top_k", "local", "cluster", "engine")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

@@ -49,8 +49,8 @@ def private_counts(
     """The number of users that have each item, under differential privacy.
 
     Args:
-        histories: Raw ids of each user's items: `Histories`, `Timelines`, `Interactions` (by number), or an iterable.
-            Repeats and unknown ids do not count.
+        histories: Raw ids of each user's items: `Histories`, `Timelines`, `Interactions` or `SparkLog` (by number), or
+            an iterable. Repeats and unknown ids do not count.
         catalogue: Public items; of a log, `log.catalogue`.
         noise_multiplier: σ; the vector of counts has sensitivity 1.
         typical: t, the number of items of a typical user; None for the weight 1/√d.

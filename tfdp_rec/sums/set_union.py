@@ -28,7 +28,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,9 @@ from tfdp_rec.datasets.logs.items import as_kind
 from tfdp_rec.sums.counts import item_weights
 from tfdp_rec.sums.fixed_point import ONE, check_noise, event_with, release_sums
 from tfdp_rec.sums.total import Draw, Summand, total
+
+if TYPE_CHECKING:
+    from tfdp_rec.sums.spark import SparkLog
 
 pa: Any = optional("pyarrow", "job")
 pc: Any = optional("pyarrow.compute", "job")
@@ -65,7 +68,7 @@ class Found(NamedTuple):
 
 
 def private_items(
-    log: Interactions,
+    log: Interactions | SparkLog,
     *,
     epsilon: float,
     delta: float,
@@ -79,7 +82,7 @@ def private_items(
     """The items of a log that many users have, found under differential privacy; the user is the unit.
 
     Args:
-        log: Log of which no public list of items exists. All users count, held-out ones too.
+        log: Log of which no public list of items exists, here or on Spark. All users count, held-out ones too.
         epsilon: ε of this release alone.
         delta: δ of this release, half of it for the threshold.
         accountant: Accountant that is charged, and its ledger, before the log is read.
