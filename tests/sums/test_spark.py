@@ -45,7 +45,7 @@ def spark():
     settings = {
         "spark.ui.enabled": "false", "spark.driver.host": "127.0.0.1", "spark.driver.bindAddress": "127.0.0.1",
         "spark.sql.shuffle.partitions": "3", "spark.ui.showConsoleProgress": "false",
-        "spark.sql.session.timeZone": "Asia/Tokyo",
+        "spark.sql.session.timeZone": "Asia/Tokyo", "spark.executorEnv.TZ": "Asia/Tokyo",
     }  # fmt: skip
     builder = SparkSession.builder.master("local[2,4]")
     for name, value in settings.items():
