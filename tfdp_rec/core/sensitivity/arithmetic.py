@@ -15,7 +15,7 @@ import os
 
 import tensorflow as tf
 
-from tfdp_rec.core.ground.graph_checks import require
+from tfdp_rec.core.ground.graph_checks import depend_on, require
 from tfdp_rec.core.ground.keras_internals import is_compiled_with_xla
 from tfdp_rec.core.ground.refused import NotPrivate
 
@@ -99,6 +99,7 @@ _NOT_EXACT = (
 )
 
 
-def require_exactness(norms: tf.Tensor) -> list[tf.Operation]:
-    """A check that products are exact in this graph as it runs."""
-    return require(tf.reduce_all(tf.stack(list(canaries(norms).values()))), _NOT_EXACT)
+def require_exactness(weights: tf.Tensor, norms: tf.Tensor) -> tf.Tensor:
+    """The examples' weights, computed from a check that products are exact."""
+    exact = tf.reduce_all(tf.stack(list(canaries(norms).values())))
+    return depend_on(weights, require(exact, _NOT_EXACT))

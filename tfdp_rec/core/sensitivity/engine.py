@@ -321,8 +321,7 @@ def clip(
     share = share or Share(1, tf.size(norms))
     norms = depend_on(norms, _check_numbers(collected, tf.size(norms), share))
     bound = tf.cast(l2_norm_clip, norms.dtype) / (1 + SLACK)
-    exact = require_exactness(norms)
-    weights = depend_on(clip_weights(norms, bound, rule), exact)
+    weights = require_exactness(clip_weights(norms, bound, rule), norms)
     counted = tf.fill(tf.shape(norms), True) if counted is None else counted
     # Rows that do not count have zero gradients and so weight one: weights of zero would have all tensors read once
     # more, to silence them. Weight zero where a gradient of the user's own gives something for nothing.
@@ -339,7 +338,7 @@ def clip(
     reads = reads_by_table(collected, counted & tf.math.is_finite(norms))
     places = tf.squeeze(tf.where(counted), axis=1)
     norms, losses = (tf.gather(values, places) for values in (norms, losses))
-    return ClippedSum(weighted, depend_on(norms, exact), l2_norm_clip, losses, reads)
+    return ClippedSum(weighted, norms, l2_norm_clip, losses, reads)
 
 
 def _silence(collected: Factors, weights: tf.Tensor) -> Factors:
