@@ -27,7 +27,7 @@ FILES = [
 FOLDERS = ["", "log.csv", "/dev/null", "/dev/null/run", "/proc/run", "a\nb", "\x1b[2J", " ", "x" * 300, ".", "-", "a b"]
 HOSTILE = {
     "data": FILES, "items": FILES, "titles": FILES, "features": FILES, "cluster": FILES,
-    "mechanism": NAMES, "export": NAMES, "sampling": NAMES, "order": NAMES,
+    "mechanism": NAMES, "export": NAMES, "sampling": NAMES, "order": NAMES, "engine": NAMES,
     "user": TEXTS, "item": TEXTS, "time": TEXTS,
     "top_k": WHOLE, "seed": WHOLE, "users": WHOLE, "movies": WHOLE, "steps": WHOLE, "batch_size": WHOLE, "width": WHOLE,
     "hidden": WHOLE, "negatives": WHOLE, "days": WHOLE, "days_per_user": WHOLE, "checkpoint_every": WHOLE,
