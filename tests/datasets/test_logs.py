@@ -591,7 +591,7 @@ def test_long_lists_are_read_a_few_users_at_a_time(tmp_path, monkeypatch):
     path = tmp_path / "lists.parquet"
     pyarrow.parquet.write_table(pa.table({"who": range(200), "what": [list(range(50))] * 200}), path)
     monkeypatch.setattr(sources, "_ROWS", 500)
-    sizes = [sources.unfold(each).table.num_rows for each in sources.stretches(str(path), ["who", "what"])]
+    sizes = [sources.unfold(each, "who").table.num_rows for each in sources.stretches(str(path), ["who", "what"])]
     assert sum(sizes) == sources.rows_about(str(path)) == 10_000 and max(sizes) <= 500
 
 
@@ -599,6 +599,19 @@ def test_lists_of_different_lengths_are_refused_by_their_file(tmp_path):
     broken = {**LISTS, "when": [[1], *LISTS["when"][1:]]}
     with pytest.raises(ValueError, match="lists of one user have different lengths"):
         Interactions.from_grouped(pa.table(broken), **BY_USER)
+
+
+@pytest.mark.parametrize(
+    "wrong, says",
+    [({"who": pa.array([["a"], ["b"]])}, "who is of .* an id there"), ({"what": pa.array([1, 2])}, "a list there")],
+)
+def test_columns_of_a_log_by_user_that_are_no_lists_or_are_one_too_many(wrong, says):
+    """One item stood for all times of its user."""
+    right = {"who": pa.array(["a", "b"]), "what": pa.array([[1, 2], []], pa.large_list(pa.int64()))}
+    found = Interactions.from_grouped(pa.table(right), user="who", items="what").with_items([1, 2])
+    assert sorted(map(len, (found[0], found[1]))) == [0, 2]
+    with pytest.raises(ValueError, match=says):
+        Interactions.from_grouped(pa.table({**right, **wrong}), user="who", items="what")
 
 
 @pytest.mark.parametrize("timed", [True, False])

@@ -748,6 +748,17 @@ def test_a_model_without_a_statement_says_so(exported, tmp_path, server):
     assert read_statement(tmp_path / "mine") == ""  # what lies beside a folder of another name is of another thing
 
 
+def test_what_lies_beside_a_link_to_a_model_is_not_its_statement(exported, tmp_path):
+    """A text of a smaller epsilon was told of the model that the link leads to."""
+    run = tmp_path / "run"
+    shutil.copytree(exported, run / "servable")
+    (run / "statement.txt").write_text(SAID)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "servable").symlink_to(run / "servable")
+    (tmp_path / "other" / "statement.txt").write_text(SAID.replace("7.25", "0.1"))
+    assert read_statement(tmp_path / "other" / "servable") == SAID
+
+
 def test_the_statement_is_read_after_the_model(exported, tmp_path, monkeypatch):
     """A further day that ends while a server starts: its model would be served under the ε of the day before."""
     shutil.copytree(exported / "servable", tmp_path / "servable")

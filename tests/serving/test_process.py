@@ -1,5 +1,6 @@
 """`tfdp-rec serve` as a process that is told to end: what Kubernetes, systemd and docker stop do to it."""
 
+import contextlib
 import http.client
 import json
 import re
@@ -32,12 +33,16 @@ def serving(exported):
     """Starts one with so many seconds of patience; the process, its port, and the answers to a question in flight."""
     begun = []
 
+    def ask(port, answers):
+        with contextlib.suppress(ConnectionError, http.client.HTTPException):
+            answers.append(asked(port, "POST", ":predict", "{}"))
+
     def start(patience):
         pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
         process = subprocess.Popen([sys.executable, "-c", SLOW, str(exported), str(patience)], **pipes)
         begun.append(process)
         port, answers = int(re.search(r":(\d+)/v1/models/shop:predict", process.stdout.readline())[1]), []
-        asking = threading.Thread(target=lambda: answers.append(asked(port, "POST", ":predict", "{}")))
+        asking = threading.Thread(target=ask, args=(port, answers))
         asking.start()
         assert process.stdout.readline() == "asked\n"
         return process, port, asking, answers
@@ -89,3 +94,20 @@ def test_a_prediction_that_never_ends_does_not_keep_the_process(serving):
     assert process.wait(60) == 0
     asking.join(60)
     assert answers == [(503, {"error": "The server ends: ask another."})]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [signal.SIGINT, signal.SIGTERM])
+def test_a_second_interrupt_does_not_wait_for_a_prediction(serving, first):
+    """It waited for the thread, which Python joins at its end."""
+    process, port, asking, _ = serving(600.0)
+    process.send_signal(first)
+    for _ in range(600):
+        try:
+            asked(port, "GET", "")
+        except (ConnectionRefusedError, ConnectionResetError):
+            break
+        threading.Event().wait(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(30) == 130
+    asking.join(60)

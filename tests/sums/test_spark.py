@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet
 import pytest
 from scipy import stats
 
@@ -197,7 +198,6 @@ def test_ids_times_and_duplicates_are_those_of_one_machine(spark, name, duplicat
 def test_moments_with_a_zone_are_told_apart_by_microseconds_whatever_the_sessions_zone(spark, tmp_path):
     latest = 1730000000000001
     times = pa.array([latest, latest - 1, -1], pa.timestamp("us", "UTC"))
-    import pyarrow.parquet
 
     rows = pa.table({"user": ["a"] * 3, "item": [1, 2, 3], "time": times})
     pyarrow.parquet.write_table(rows, tmp_path / "rows.parquet")
@@ -539,15 +539,14 @@ def test_what_spark_wrote_by_user_is_the_log(spark, tmp_path):
 # The main job.
 
 
-def write_csv(folder, rows):
-    lines = [",".join("" if value is None else str(value) for value in row) for row in zip(*rows.values())]
-    (folder / "log.csv").write_text("\n".join([",".join(rows), *lines]) + "\n")
-    return ["--data", str(folder / "log.csv"), "--user", "user", "--item", "item", "--time", "time"]
+def write_log(folder, rows):
+    pyarrow.parquet.write_table(pa.table(rows), folder / "log.parquet")
+    return ["--data", str(folder / "log.parquet"), "--user", "user", "--item", "item", "--time", "time"]
 
 
 @slow
 def test_the_main_job_on_spark_is_that_of_one_machine_but_for_noise(spark, tmp_path):
-    log = write_csv(tmp_path, random_rows(8, users=400, rows=9000))
+    log = write_log(tmp_path, random_rows(8, users=400, rows=9000))
     asked = [*log, "--mechanism", "spectral", "spectral-exact", "--delta", "1e-4", "--quiet"]
     for engine in ([], ["--engine", "spark"]):
         out = tmp_path / ("spark" if engine else "here")
@@ -571,7 +570,7 @@ def test_the_main_job_on_spark_is_that_of_one_machine_but_for_noise(spark, tmp_p
 def test_a_day_on_spark_is_added_to_a_day_on_one_machine(spark, tmp_path):
     for day in (1, 2):
         (tmp_path / str(day)).mkdir()
-    first, second = (write_csv(tmp_path / str(day), random_rows(day, users=400, rows=9000)) for day in (1, 2))
+    first, second = (write_log(tmp_path / str(day), random_rows(day, users=400, rows=9000)) for day in (1, 2))
     run = str(tmp_path / "run")
     asked = ["--mechanism", "spectral", "--delta", "1e-4", "--days", "2", "--epsilon", "16", "--quiet", "--out", run]
     assert main(["train", *first, *asked]) == 0
@@ -582,11 +581,34 @@ def test_a_day_on_spark_is_added_to_a_day_on_one_machine(spark, tmp_path):
 
 
 def test_a_training_on_spark_is_refused_and_the_way_is_named(tmp_path, capsys):
-    asked = ["train", *write_csv(tmp_path, random_rows()), "--engine", "spark", "--out", str(tmp_path / "out")]
+    asked = ["train", *write_log(tmp_path, random_rows()), "--engine", "spark", "--out", str(tmp_path / "out")]
     assert main([*asked, "--mechanism", "lazydpsgd"]) != 0
     assert "Interactions.from_grouped" in capsys.readouterr().err and not (tmp_path / "out").exists()
     assert main([*asked, "--days", "2", "--days-per-user", "1"]) != 0
     assert "--days-per-user" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["log.csv", "log.TSV.gz", "log.jsonl"])
+def test_text_is_refused_on_spark(tmp_path, capsys, name):
+    """A later file with other columns, or a user's line break within quotes, moved the sums by any number of users."""
+    (tmp_path / name).write_text("user,item\nann,1\n")
+    asked = ["--data", str(tmp_path / name), "--user", "user", "--item", "item", "--out", str(tmp_path / "out")]
+    assert main(["train", *asked, "--engine", "spark", "--mechanism", "spectral", "--quiet"]) == 2
+    assert "--engine spark reads Parquet" in capsys.readouterr().err and not (tmp_path / "out").exists()
+
+
+@slow
+def test_spark_leaves_the_handling_of_interrupts(spark, tmp_path, monkeypatch):
+    """A Ctrl-C while a payment was written kept it, for a run that could not go on."""
+    asked = write_log(tmp_path, random_rows())
+
+    def takes_over(builder):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        return spark
+
+    monkeypatch.setattr(type(spark.builder), "getOrCreate", takes_over)
+    before = signal.getsignal(signal.SIGINT)
+    assert spark_module.rows_of(asked[1:2]).count() and signal.getsignal(signal.SIGINT) is before
 
 
 # Other engines.

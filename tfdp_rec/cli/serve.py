@@ -17,6 +17,7 @@ import os
 import threading
 
 from tfdp_rec.cli import quiet
+from tfdp_rec.core.ground import interruption
 from tfdp_rec.core.ground.lazy_imports import optional
 from tfdp_rec.settings import integer
 
@@ -41,14 +42,18 @@ def run(args: argparse.Namespace) -> int:
     from tfdp_rec.serving.rest import Served
     from tfdp_rec.serving.server import Server
 
-    folder = find_servable(args.folder)
+    folder = find_servable(args.folder).resolve()  # the model's own: a link may be moved to another
     served = Served(folder)
     # After the model: a run writes its statement before its model, so this one is never of a smaller epsilon.
     covered = read_statement(folder)
     server = Server(served, args.name, args.host, args.port, args.open_to_the_network, statement=covered)
-    with server, contextlib.suppress(KeyboardInterrupt):  # which SIGTERM is, too
-        print(f"tfdp-rec serve: {args.folder} at {server.url}:predict (Ctrl-C ends it)", flush=True)
-        threading.Event().wait()
-    if server.is_answering:  # still, though its caller was told that there is no answer: Python waits for all threads
-        os._exit(0)
-    return 0
+    code = interruption.exit_code()  # of a second Ctrl-C, which does not wait for answers
+    try:
+        with server, contextlib.suppress(KeyboardInterrupt):  # which SIGTERM is, too
+            print(f"tfdp-rec serve: {args.folder} at {server.url}:predict (Ctrl-C ends it)", flush=True)
+            threading.Event().wait()
+        code = 0
+    finally:
+        if server.is_answering:  # still, though its caller waits no more: Python would wait for all threads
+            os._exit(code)
+    return code

@@ -92,7 +92,7 @@ def find_servable(folder: Path) -> pathlib.Path:
 
 def read_statement(servable: Path) -> str:
     """The statement that a run wrote beside its SavedModel; empty if there is none."""
-    path = pathlib.Path(servable).absolute()
+    path = pathlib.Path(servable).resolve()  # what is beside a link to a model is not about it
     beside = path.with_name(STATEMENT)
     # A folder of another name may be anything that was put beside a statement.
     return beside.read_text(encoding="utf-8") if path.name == SERVABLE and beside.is_file() else ""

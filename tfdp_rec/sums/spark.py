@@ -27,6 +27,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
+from tfdp_rec.core.ground.interruption import keep_interrupts
 from tfdp_rec.core.ground.lazy_imports import optional
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.log import PART, Catalogue, Log, Part
@@ -43,6 +44,7 @@ from tfdp_rec.datasets.logs.sources import Stretch
 from tfdp_rec.sums.counts import exact_counts
 from tfdp_rec.sums.total import Draw, Summand, add_up, keyed_draw
 
+_TEXTS = ("csv", "tsv", "json", "jsonl", "ndjson", "txt")
 _NAMES, _PLACE, _REFUSED = ("user", "item", "time"), "place", "refused"  # in tasks
 _ROWS_AT_ONCE = 2**16  # made an Arrow table of
 _SLAB = 2**18  # cells that Spark adds up as one array
@@ -260,12 +262,22 @@ class SparkLog:
 
 
 def rows_of(paths: Sequence[str]) -> Any:
-    """A Spark DataFrame of files as Spark reads them: text formats by their suffix, else Parquet."""
-    read = optional("pyspark.sql", "spark").SparkSession.builder.getOrCreate().read
-    first = paths[0].removesuffix(".gz").rpartition(".")[2].lower()
-    if first in ("csv", "tsv"):
-        return read.csv(list(paths), header=True, sep="\t" if first == "tsv" else ",")
-    return read.json(list(paths)) if first in ("json", "jsonl", "ndjson") else read.parquet(*paths)
+    """A Spark DataFrame of Parquet.
+
+    Raises:
+        ValueError: A file is text.
+    """
+    # Spark takes the columns of all text files by the header of one, and a line break within quotes for a row's end:
+    # a user's own text could be rows of many users.
+    text = [path for path in paths if path.removesuffix(".gz").rpartition(".")[2].lower() in _TEXTS]
+    if text:
+        raise ValueError(
+            f"--engine spark reads Parquet, whose columns have names and kinds, and {text[0]} is text, which Spark "
+            "reads by the places of its columns and by lines: write Parquet first, or leave --engine out."
+        )
+    with keep_interrupts():
+        session = optional("pyspark.sql", "spark").SparkSession.builder.getOrCreate()
+    return session.read.parquet(*paths)
 
 
 def _kind_of(rows: Any, column: str) -> pa.DataType:
@@ -288,12 +300,12 @@ def _group(rows: Iterable[Any], kinds: Mapping[str, pa.DataType], duplicates: st
     columns = LogColumns("user", "item", "time" if "time" in kinds else "", (), duplicates)
     grouping, tables, rows = Grouping(columns), list[pa.Table](), iter(rows)
     schema = pa.schema([*kinds.items(), (_PLACE, pa.int64())])
-    while chunk := list(itertools.islice(rows, _ROWS_AT_ONCE)):
-        tables.append(pa.table([pa.array(*each) for each in zip(zip(*chunk), schema.types)], schema=schema))
     try:
+        while chunk := list(itertools.islice(rows, _ROWS_AT_ONCE)):
+            tables.append(pa.table([pa.array(*each) for each in zip(zip(*chunk), schema.types)], schema=schema))
         # Spark's shuffle keeps no order: rows of one time stand as Spark reads them.
         found = grouping.rows(Stretch("a part", 1, pa.concat_tables([schema.empty_table(), *tables]).sort_by(_PLACE)))
-    except ValueError:  # not raised here: the message has a value of the log, and Spark would write it into its own
+    except (ValueError, OverflowError):  # not raised: the message has a value of the log, and would be in Spark's
         yield _Group(pa.nulls(0), np.zeros(1, np.int64), np.zeros(0, np.int32), pa.nulls(0), None, _REFUSED)
         return
     if found.num_rows:

@@ -55,6 +55,17 @@ def handle_signals() -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def keep_interrupts() -> Iterator[None]:
+    """A block after which Ctrl-C is handled as before it, whatever a library has set."""
+    before = signal.getsignal(signal.SIGINT)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGINT, before)
+
+
+@contextlib.contextmanager
 def defer_signals() -> Iterator[None]:
     """A short block that ends before the program is interrupted."""
     global _deferring, _deferred

@@ -133,7 +133,7 @@ class Grouping:
         with contextlib.ExitStack() as stack:
             split = _Parts(self.folder, parts, stack)
             for stretch in sources.stretches(source, self.columns.names):
-                split.write(self.rows(sources.unfold(stretch) if in_lists else stretch))
+                split.write(self.rows(sources.unfold(stretch, self.columns.user) if in_lists else stretch))
         if self.rows_read == self.left_out["without user"]:
             raise ValueError(f"The log has {self.rows_read} rows and no user: there is no one to train on.")
         self._join(split.files.values())

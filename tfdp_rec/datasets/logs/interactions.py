@@ -137,7 +137,7 @@ class Interactions(Log):
         times = _map_file(self.folder / "times.bin", width) if self.ordered else None
         names = [columns["user"], columns["item"], *([columns["time"]] if self.ordered else [])]
         items, writer = ids.combine_chunks(), None
-        with open_atomically(path, "wb") as file:
+        with open_atomically(Path(path), "wb", private=True) as file:
             for start, end in whole_users(rows.offsets, PART):
                 held = slice(rows.offsets[start], rows.offsets[end])
                 table = grouped_table(

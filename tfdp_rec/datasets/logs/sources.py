@@ -110,23 +110,28 @@ def stretches(source: Any, columns: Sequence[str]) -> Iterator[Stretch]:
             yield from _number_stretches(str(path), columns, _READERS[_format_of(path)](path, columns))
 
 
-def unfold(stretch: Stretch) -> Stretch:
-    """A row for each value of the lists in a table; one of missing values where they are empty."""
-    lists = {name: column.combine_chunks() for name, column in zip(stretch.table.column_names, stretch.table.columns)}
-    lists = {name: each for name, each in lists.items() if pa.types.is_list(each.type)}
-    lengths = [pc.list_value_length(each).fill_null(0).to_numpy() for each in lists.values()]
-    if not lists:
-        return stretch
+def unfold(stretch: Stretch, user: str) -> Stretch:
+    """A row for each value of the lists in all columns but the user's; one of missing values where they are empty."""
+    columns = {name: column.combine_chunks() for name, column in zip(stretch.table.column_names, stretch.table.columns)}
+    for name, column in columns.items():
+        if _is_list(column.type) == (name == user):
+            wanted = "an id" if name == user else "a list"
+            raise ValueError(f"{stretch.where}: {name} is of type {column.type}, and each user has {wanted} there.")
+    lengths = [pc.list_value_length(column).fill_null(0).to_numpy() for name, column in columns.items() if name != user]
     if any((each != lengths[0]).any() for each in lengths):
         raise ValueError(f"{stretch.where}: lists of one user have different lengths: give a time for each item.")
     rows = np.repeat(np.arange(len(lengths[0])), np.maximum(lengths[0], 1))
     empty = np.repeat(lengths[0] == 0, np.maximum(lengths[0], 1))
     values = pa.array(np.cumsum(~empty) - 1, mask=empty)
-    columns = {
-        name: pc.list_flatten(lists[name]).take(values) if name in lists else stretch.table[name].take(rows)
-        for name in stretch.table.column_names
+    found = {
+        name: column.take(pa.array(rows)) if name == user else pc.list_flatten(column).take(values)
+        for name, column in columns.items()
     }
-    return Stretch(stretch.where, stretch.first, pa.table(columns))
+    return Stretch(stretch.where, stretch.first, pa.table(found))
+
+
+def _is_list(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
 def _number_stretches(where: str, columns: Sequence[str], tables: Iterator[pa.Table]) -> Iterator[Stretch]:
