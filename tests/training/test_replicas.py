@@ -161,6 +161,7 @@ print("apart")
 """
 
 
+@pytest.mark.slow
 def test_every_way_to_write_it(tmp_path):
     assert run(f"FOLDER = {str(tmp_path)!r}{WAYS}") == ["shared", "told", "kept", "apart"]
 
@@ -176,6 +177,25 @@ def of_scope(strategy, optimizer=None):
         made = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=8)
         model.compile(optimizer or made, loss="mse")
     return model
+
+
+@pytest.mark.parametrize("inside", ["model", "all"])
+def test_make_private_in_a_scope(inside):
+    inputs, strategy = keras.Input([], dtype="int64"), tf.distribute.MirroredStrategy(["CPU:0"])
+    settings = dict(epsilon=3.0, batch_size=10, epochs=1, learning_rate=0.1, accountant="rdp")
+
+    def private_of(model):
+        return tfdp_rec.make_private(model, (IDS.numpy(), Y.numpy()), **settings)
+
+    with strategy.scope():
+        outputs = keras.layers.Dense(1)(keras.layers.Embedding(40, 2)(inputs))
+        model = keras.Model(inputs, outputs)
+        model.compile("adam", "mse", metrics=["mae", keras.metrics.MeanSquaredError()])
+        private = private_of(model) if inside == "all" else None
+    private = private or private_of(model)
+    history = private.fit(verbose=0).history
+    assert private.model.private_step.devices == tuple(strategy.extended.worker_devices)
+    assert 2.0 < history["epsilon"][-1] <= 3.0 and len(model.evaluate(IDS, Y, verbose=0)) == 3
 
 
 def test_a_step_that_each_replica_would_make_is_refused():
