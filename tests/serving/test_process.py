@@ -60,6 +60,16 @@ def asked(port, method, what, body=None):
     return answer.status, json.loads(answer.read())
 
 
+def wait_for_refusal(port):
+    """Returns when connections are refused, or after half a minute."""
+    for _ in range(600):
+        try:
+            asked(port, "GET", "")
+        except (ConnectionRefusedError, ConnectionResetError):
+            return
+        threading.Event().wait(0.05)
+
+
 @pytest.mark.slow
 def test_after_sigterm_nothing_is_accepted_and_what_is_in_flight_is_answered(serving):
     process, port, asking, answers = serving(600.0)
@@ -67,12 +77,7 @@ def test_after_sigterm_nothing_is_accepted_and_what_is_in_flight_is_answered(ser
     idle.request("GET", "/v1/models/shop")
     assert idle.getresponse().read() and asked(port, "GET", "")[0] == 200
     process.send_signal(signal.SIGTERM)
-    for _ in range(600):
-        try:
-            asked(port, "GET", "")
-        except (ConnectionRefusedError, ConnectionResetError):
-            break
-        threading.Event().wait(0.05)
+    wait_for_refusal(port)
     with pytest.raises(ConnectionRefusedError):
         asked(port, "GET", "")
     assert process.poll() is None and not answers
@@ -102,12 +107,7 @@ def test_a_second_interrupt_does_not_wait_for_a_prediction(serving, first):
     """It waited for the thread, which Python joins at its end."""
     process, port, asking, _ = serving(600.0)
     process.send_signal(first)
-    for _ in range(600):
-        try:
-            asked(port, "GET", "")
-        except (ConnectionRefusedError, ConnectionResetError):
-            break
-        threading.Event().wait(0.05)
+    wait_for_refusal(port)
     process.send_signal(signal.SIGINT)
     assert process.wait(30) == 130
     asking.join(60)

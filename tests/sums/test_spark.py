@@ -24,7 +24,7 @@ from tfdp_rec.data import Interactions, PoissonSampling
 from tfdp_rec.datasets.log import Log
 from tfdp_rec.privacy import Accountant, private_counts, private_items
 from tfdp_rec.spectral import SpectralRecommender
-from tfdp_rec.spectral.order import _asked, ballots
+from tfdp_rec.spectral.order import _select_judges, ballots
 from tfdp_rec.spectral.pair_sums import pair_sums
 from tfdp_rec.sums.counts import item_weights
 from tfdp_rec.sums.fixed_point import ONE
@@ -319,7 +319,7 @@ def test_a_share_of_the_users_is_asked_others_each_time(spark):
 
     rows = {"user": list(range(4000)), "item": list(range(4000))}
     log = on_spark(spark, rows, "user bigint, item bigint").with_items(range(4000))
-    pieces = partial(_asked, position=np.arange(4000), share=0.3)
+    pieces = partial(_select_judges, position=np.arange(4000), share=0.3)
     one, other = (total(log, log.catalogue, Summand(item_weights, 4000, pieces, True)) > 0 for _ in range(2))
     for asked in (one, other):
         assert stats.binomtest(int(asked.sum()), 4000, 0.3).pvalue > 1e-6

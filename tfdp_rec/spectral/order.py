@@ -92,11 +92,11 @@ def ballots(
     position = np.full(len(catalogue), -1)
     position[head] = np.arange(len(head))
     cast = functools.partial(_cast, weights=weights, prior=prior)
-    asked = functools.partial(_asked, position=position, share=share)
+    asked = functools.partial(_select_judges, position=position, share=share)
     return int(total(histories, catalogue, Summand(cast, 1, asked, in_order=True))[0])
 
 
-def _asked(part: Part, draw: Draw, position: NDArray[np.int64], share: float) -> Iterator[Part]:
+def _select_judges(part: Part, draw: Draw, position: NDArray[np.int64], share: float) -> Iterator[Part]:
     """The users that are asked, drawn whatever they have, by places of the head."""
     chosen = draw(np.ones(part.num_users, np.int64)) / 2.0**64 < share
     rows, numbered = chosen[part.users], np.cumsum(chosen) - 1

@@ -148,7 +148,7 @@ class SparkLog:
         """Removes the grouped log from Spark's machines."""
         self._kept.unpersist()
 
-    def _changed(self, **values: Any) -> SparkLog:
+    def _copy_with(self, **values: Any) -> SparkLog:
         changed = copy.copy(self)
         vars(changed).update(values)
         return changed
@@ -174,7 +174,7 @@ class SparkLog:
         Args:
             items: A list of ids, public or from a private release; or `Items`.
         """
-        return self._changed(items=items if isinstance(items, Items) else Items(list(items)))
+        return self._copy_with(items=items if isinstance(items, Items) else Items(list(items)))
 
     def split(self, train: float = 0.8, key: str = "") -> tuple[SparkLog, SparkLog]:
         """Users to train on and users to test on, the same as of `Interactions.split`.
@@ -188,7 +188,7 @@ class SparkLog:
     def restrict_to(self, key: str, low: float, high: float) -> SparkLog:
         """The users whose keyed hash, a number from 0 to 1, is from `low` to below `high`."""
         chosen = functools.partial(_Group.restrict_to, key=key, low=low, high=high)
-        part = self._changed(_groups=self._groups.map(chosen), _ids=None)
+        part = self._copy_with(_groups=self._groups.map(chosen), _ids=None)
         part._count()
         return part
 

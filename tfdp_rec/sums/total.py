@@ -5,8 +5,8 @@
 All are whole numbers, so that the sum is the same in any order and in any division into parts: an engine that has the
 log adds up on its own machines (`spark.py`), and the noise is added once, to the total.
 
-**A draw that decides what a user gives** is made of words for each user. Here they are new ones. An engine may run a
-task twice, so its words hang on a key of this sum alone, which nobody knows, and on the user's own id.
+**A draw that decides what a user gives** is made of random words for each user. Here they are new ones. An engine may
+run a task twice: there they are computed from a secret key, new for each sum, and from the user's own id.
 """
 
 from __future__ import annotations
