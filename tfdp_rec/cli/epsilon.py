@@ -13,7 +13,7 @@ import math
 
 from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.events import ComposedDpEvent, DpEvent, GaussianDpEvent
-from tfdp_rec.core.claim.schemes import PoissonSampling
+from tfdp_rec.core.claim.schemes import PoissonSampling, RandomAllocation, Sampling
 from tfdp_rec.core.claim.statement import round_up
 from tfdp_rec.settings import integer
 
@@ -57,6 +57,7 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=integer, required=True, metavar="T", help="training steps")
     add("--delta", type=float, metavar="D", help="delta, at most 1/N (default: 1/(10 N))")
     add("--unit", default="user", help='name of a unit (default "user")')
+    add("--allocation", action="store_true", help="batches by random allocation, N/B of them in each epoch")
     add("--rdp", action="store_true", help="account with Renyi DP: faster, a little larger")
     add("--allow-large-delta", action="store_true", help="accept a delta above 1/N")
 
@@ -64,7 +65,9 @@ def add_sampling_arguments(parser: argparse.ArgumentParser) -> None:
 def make_accountant(event: DpEvent, args: argparse.Namespace) -> Accountant:
     """An accountant of steps of this event, which was charged with --also."""
     delta = 0.1 / args.units if args.delta is None else args.delta
-    sampling = PoissonSampling(args.units, args.batch_size, unit=args.unit)
+    sampling: Sampling = PoissonSampling(args.units, args.batch_size, unit=args.unit)
+    if args.allocation:
+        sampling = RandomAllocation(args.units, max(1, round(args.units / args.batch_size)), unit=args.unit)
     accountant = Accountant(event, sampling, delta, "rdp" if args.rdp else "pld", args.allow_large_delta)
     for noise in args.also:
         accountant.spend(GaussianDpEvent(noise), "besides training")
@@ -73,6 +76,9 @@ def make_accountant(event: DpEvent, args: argparse.Namespace) -> Accountant:
 
 def describe(epsilon: float, accountant: Accountant) -> str:
     """ε with its δ, method and sampling, for a line of output."""
-    how = f"Poisson sampling, q = {accountant.sampling.expected_batch_size / accountant.sampling.num_units:.4g}"
+    sampling = accountant.sampling
+    how = f"Poisson sampling, q = {sampling.expected_batch_size / sampling.num_units:.4g}"
+    if sampling.steps_at_once > 1:
+        how = f"random allocation, whole epochs of {sampling.steps_at_once} steps"
     method = accountant.accountant.upper()
     return f"epsilon = {round_up(epsilon):g} at delta = {accountant.delta:g} ({method}, {how})"

@@ -3,7 +3,7 @@
 from typing import TYPE_CHECKING
 
 from tfdp_rec.core.claim.orders import FixedOrder
-from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
+from tfdp_rec.core.claim.schemes import PoissonSampling, RandomAllocation, Sampling
 from tfdp_rec.core.ground.lazy_imports import lazy_getattr
 from tfdp_rec.correlated.bounded_stream import BoundedStream
 from tfdp_rec.datasets.mind import files as mind
@@ -15,8 +15,8 @@ from tfdp_rec.datasets.timelines import Timelines
 from tfdp_rec.training.lookahead import lookahead
 
 __all__ = [
-    "BoundedStream", "FixedOrder", "Interactions", "Items", "NextItemExamples", "PoissonSampling", "Sampling",
-    "Timelines", "lookahead", "mind", "movielens", "padded", "synthetic",
+    "BoundedStream", "FixedOrder", "Interactions", "Items", "NextItemExamples", "PoissonSampling", "RandomAllocation",
+    "Sampling", "Timelines", "lookahead", "mind", "movielens", "padded", "synthetic",
 ]  # fmt: skip
 
 # They stand on PyArrow, which an extra brings.

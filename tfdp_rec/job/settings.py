@@ -11,7 +11,7 @@ from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.recommenders.names import NAMES, USUAL, from_sums
 from tfdp_rec.settings import BETWEEN_0_AND_1, NOT_NEGATIVE, POSITIVE, Check, flag, option, refuse_wrong
 
-POISSON, SHUFFLED = "poisson", "shuffled"
+POISSON, ALLOCATION, SHUFFLED = "poisson", "allocation", "shuffled"
 SPARK = "spark"
 ELSEWHERE = "in other folders (--out, --checkpoint)"  # for messages
 CLIP, CLIP_FROM_SUMS = 1.0, 0.05
@@ -71,8 +71,8 @@ class JobSettings:
         None, "noise of trainings; the budget may then end training early", POSITIVE, group=_PRIVACY
     )
     sampling: str = option(
-        POISSON, "how users come into the batches of trainings: drawn anew for each batch, or in one public order",
-        choices=(POISSON, SHUFFLED), group=_PRIVACY,
+        POISSON, "how users come into the batches of trainings: drawn anew for each batch, allocated anew in each "
+        "epoch, or in one public order", choices=(POISSON, ALLOCATION, SHUFFLED), group=_PRIVACY,
     )  # fmt: skip
     clip: float | None = option(
         None, f"bound on an example's gradient norm; default: {CLIP:g}, and {CLIP_FROM_SUMS:g} of upon-sums, where it "
@@ -161,8 +161,8 @@ class JobSettings:
             )
         if self.local and self.cluster:
             raise ValueError("--local starts a cluster, --cluster names one that is up: leave one out.")
-        if self.servers and self.sampling == SHUFFLED:
-            raise ValueError("--sampling shuffled trains in one process: a cluster's workers draw users anew.")
+        if self.servers and self.sampling != POISSON:
+            raise ValueError(f"--sampling {self.sampling} trains in one process: a cluster's workers draw users anew.")
         if self.local and min(self.local) < 1:
             workers, servers = self.local
             raise ValueError(f"--local needs at least one worker and one server, got {workers} and {servers}.")
@@ -201,7 +201,7 @@ class JobSettings:
                 f"--sampling shuffled has a price for planned noise alone, and {others[0]} has noise of its own in "
                 f"each step: take --mechanism {in_order}."
             )
-        if planned and self.sampling == POISSON:
+        if planned and self.sampling != SHUFFLED:
             elsewhere = f", without --{self.servers}" if self.servers else ""
             raise ValueError(
                 f"--mechanism {planned[0]} plans its noise for users in one order: add --sampling "

@@ -16,11 +16,11 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from tfdp_rec.core.claim.orders import FixedOrder
-from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
+from tfdp_rec.core.claim.schemes import PoissonSampling, RandomAllocation, Sampling
 from tfdp_rec.datasets.log import PART, Catalogue, Part
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.job.recommenders.names import is_trained
-from tfdp_rec.job.settings import SHUFFLED, JobSettings
+from tfdp_rec.job.settings import ALLOCATION, SHUFFLED, JobSettings
 from tfdp_rec.sums.counts import Counted, exact_counts, private_counts
 from tfdp_rec.sums.spark import SparkLog
 
@@ -69,6 +69,8 @@ def _choose_sampling(users: int, settings: JobSettings) -> Sampling | None:
             f"--batch-size {settings.batch_size} is more than the {users} users that are trained on: give a smaller "
             f"one, such as {max(1, users // 25)}."
         )
+    if settings.sampling == ALLOCATION:
+        return RandomAllocation(users, round(users / settings.batch_size), unit="user")
     return PoissonSampling(users, settings.batch_size, unit="user")
 
 

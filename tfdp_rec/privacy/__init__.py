@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from tfdp_rec.core.claim.ledger import Snapshot as Snapshot
     from tfdp_rec.core.claim.orders import FixedOrder as FixedOrder
     from tfdp_rec.core.claim.schemes import PoissonSampling as PoissonSampling
+    from tfdp_rec.core.claim.schemes import RandomAllocation as RandomAllocation
     from tfdp_rec.core.claim.schemes import Sampling as Sampling
     from tfdp_rec.core.claim.spending import Unaccounted as Unaccounted
     from tfdp_rec.core.mechanism.correlated_noise import BufferedToeplitz as BufferedToeplitz

@@ -68,6 +68,7 @@ class PrivacyBudget(keras.callbacks.Callback):
             if not self.accountant.spending.has_spent(use):
                 self.accountant.spend(use[0], use[1], use.id)
         self.ended_fit, self._last_epoch = False, False
+        self.model.optimizer.privacy_history.gate.leave_epoch()
         self._allowance = Allowance(self.accountant, self.target_epsilon, self.steps, in_fit=True)
         # This only prices. A step is paid for, or refused, just before it: a resumed fit may have none to make.
         self._allowance.left(self.model.optimizer)

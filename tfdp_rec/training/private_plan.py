@@ -97,6 +97,11 @@ class PrivatePlan:
             _warn_of_no_protection(epsilon)
         if int(steps) != steps or steps < 1:
             raise ValueError(f"steps must be a positive whole number, got {steps!r}.")
+        if rest := int(steps) % sampling.steps_at_once:
+            raise ValueError(
+                f"steps={steps} must be whole epochs of {sampling.steps_at_once} steps, each of which is paid for as a "
+                f"whole: {max(0, steps - rest) or steps - rest + sampling.steps_at_once}, say."
+            )
         if correlation is not None:
             make_event = _make_planned_event(correlation, steps, make_event)
         self.sampling = sampling

@@ -57,9 +57,9 @@ class Allowance:
         for meter in self._others:  # what was priced before these steps is priced again after them
             meter.stop()
         accountant.set_event(optimizer.dp_event())
-        most = accountant.max_steps(self.target)
+        most, together = accountant.max_steps(self.target), accountant.sampling.steps_at_once
         self._limit = most if self.steps is None else min(most, self.steps)
-        left = max(0, self._limit - accountant.steps)
+        left = max(0, self._limit - accountant.steps) // together * together
         self._open(min(left, accountant.spending.prepaid_steps(accountant.event, optimizer, left)), left)
 
     def _open(self, paid: int, left: int) -> None:
@@ -75,7 +75,8 @@ class Allowance:
             raise ValueError(self._overspend_message(steps))
         if left - self._unpaid < steps:  # the gate is open for fewer
             spending, event = self.accountant.spending, self.accountant.event
-            self._open(spending.pay_ahead(event, steps, left, optimizer, block), left)
+            counted = self._meter.gate.left_of_epoch
+            self._open(spending.pay_ahead(event, steps - counted, left - counted, optimizer, block), left - counted)
 
     def _overspend_message(self, ahead: int) -> str:
         accountant = self.accountant

@@ -17,18 +17,19 @@ from collections.abc import Callable, Sequence
 
 import dp_accounting
 import numpy as np
-from dp_accounting import DpEvent, GaussianDpEvent, PoissonSampledDpEvent
+from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent, LaplaceDpEvent, PoissonSampledDpEvent
 from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.core.claim import events, profiles
-from tfdp_rec.core.claim.events import PaddedDpEvent, PureDpEvent
+from tfdp_rec.core.claim import allocation, events, profiles
+from tfdp_rec.core.claim.events import PaddedDpEvent, PureDpEvent, RandomAllocationDpEvent
 from tfdp_rec.core.claim.profiles import Distribution
 from tfdp_rec.core.ground.refused import refuse_no_number
 
 _PLD_GRID = 1e-4  # dp_accounting's default width
 _COARSE = 16.0  # factor on the grid during a search
+_ROUGH = 1000.0  # factor on the grid for an ε that chooses the grid
 _PLD_FINE_UP_TO = 50.0  # above this ε the grid widens in proportion, which bounds the memory
 _ROUNDING = 1e-11  # dp_accounting computes log A(α) to 6e-12 at worst, of any sign; under huge noise that exceeds it
 _PLD_UP_TO = 1000.0  # above this ε the guarantee says little, and rdp's bound is returned
@@ -65,19 +66,18 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
     check_supported(event, accountant)
     if accountant == "rdp":
         return _rdp_epsilon(event, delta, whole_orders() if coarser > 1 else orders())
-    by_rdp = 0.0
-    if quickest(event, accountant) == "rdp":  # at most a little above pld's: it chooses the grid
-        by_rdp = _rdp_epsilon(event, delta, whole_orders())
-        by_rdp = by_rdp if by_rdp <= _PLD_FINE_UP_TO else _rdp_epsilon(event, delta, orders())
-    if by_rdp > _PLD_UP_TO:
-        return by_rdp
     # Gaussians that are not sampled are one: `_losses_of`.
     convolved = sum(1 if isinstance(part, GaussianDpEvent) else count for part, count in events.parts_of(event))
-    certain = profiles.certain_delta(delta, convolved)
-    if certain <= 0.0:  # pld cannot tell so small a δ from 0
-        return _rdp_epsilon(event, delta, orders()) if quickest(event, accountant) == "rdp" else math.inf
-    grid = _PLD_GRID * coarser * max(1.0, by_rdp / _PLD_FINE_UP_TO)
-    return _pld_epsilon(event, certain, grid)
+    allocated = sum(count * getattr(part, "steps_per_epoch", 0) for part, count in events.parts_of(event))
+    certain = profiles.certain_delta(delta, convolved) - delta * allocation.ROUNDING * allocated
+    if quickest(event, accountant) == "rdp":  # at most a little above pld's: it chooses the grid
+        rough = _rdp_epsilon(event, delta, whole_orders())
+        rough = rough if rough <= _PLD_FINE_UP_TO and certain > 0.0 else _rdp_epsilon(event, delta, orders())
+    else:
+        rough = _pld_epsilon(event, certain, _ROUGH * _PLD_GRID) if certain > 0.0 else math.inf
+    if rough > _PLD_UP_TO or certain <= 0.0:  # pld cannot tell so small a δ from 0
+        return rough
+    return _pld_epsilon(event, certain, _PLD_GRID * coarser * max(1.0, rough / _PLD_FINE_UP_TO))
 
 
 def epsilon_of_divergences(orders: Sequence[float], divergences: ArrayLike, delta: float) -> float:
@@ -109,21 +109,22 @@ def divergences(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64
 
 def _pld_epsilon(event: DpEvent, delta: float, grid: float) -> float:
     losses = [_losses_of(part, count, grid) for part, count in events.parts_of(event)]
-    known = [loss for loss in losses if loss is not None]
-    if len(known) < len(losses) or not losses:
-        return float(_fresh("pld", grid).compose(event).get_epsilon(delta))
-    composed = functools.reduce(lambda left, right: left.compose(right), known)
+    if not losses:
+        return 0.0
+    composed = functools.reduce(lambda left, right: left.compose(right), losses)
     return float(composed.get_epsilon_for_delta(delta))
 
 
-def _losses_of(part: DpEvent, count: int, grid: float) -> Distribution | None:
-    """Losses of `count` times a Gaussian part, as dp_accounting composes them; None for other parts."""
+def _losses_of(part: DpEvent, count: int, grid: float) -> Distribution:
+    """Losses of `count` times a part, as dp_accounting composes them."""
     if isinstance(part, GaussianDpEvent):
         # k Gaussians of multiplier σ are one of multiplier σ/√k.
-        return _gaussian_losses(part.noise_multiplier / math.sqrt(count), 1.0, grid)
-    if isinstance(part, PoissonSampledDpEvent) and isinstance(part.event, GaussianDpEvent):
-        return _gaussian_losses(part.event.noise_multiplier, part.sampling_probability, grid).self_compose(count)
-    return None
+        return _mechanism_losses(GaussianDpEvent(part.noise_multiplier / math.sqrt(count)), 1.0, grid)
+    if isinstance(part, RandomAllocationDpEvent):
+        return allocation.losses_of_epoch(part.event.noise_multiplier, part.steps_per_epoch, grid).self_compose(count)
+    if isinstance(part, PoissonSampledDpEvent):
+        return _mechanism_losses(part.event, part.sampling_probability, grid).self_compose(count)
+    return _mechanism_losses(part, 1.0, grid).self_compose(count)
 
 
 @functools.lru_cache(maxsize=128)
@@ -153,17 +154,18 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 @functools.lru_cache(maxsize=64)  # up to some megabytes each; a ledger of thirty days asks for one a day
-def _gaussian_losses(noise: float, probability: float, grid: float) -> Distribution:
-    return privacy_loss_distribution.from_gaussian_mechanism(
-        noise, value_discretization_interval=grid, sampling_prob=probability
-    )
+def _mechanism_losses(event: GaussianDpEvent | LaplaceDpEvent, probability: float, grid: float) -> Distribution:
+    kinds = privacy_loss_distribution
+    make = kinds.from_gaussian_mechanism if isinstance(event, GaussianDpEvent) else kinds.from_laplace_mechanism
+    return make(event.noise_multiplier, value_discretization_interval=grid, sampling_prob=probability)
 
 
 def searches(event: DpEvent, accountant: str) -> list[tuple[str, float]]:
     """(accountant, coarser) of successive searches for a number that depends on ε; each starts from the last result."""
-    if quickest(event, accountant) == accountant:
+    if accountant == "rdp":
         return [(accountant, 1.0)]
-    return [("rdp", _COARSE), (accountant, _COARSE), (accountant, 1.0)]
+    by_rdp = [("rdp", _COARSE)] if quickest(event, accountant) == "rdp" else []
+    return [*by_rdp, (accountant, _COARSE), (accountant, 1.0)]
 
 
 def most_steps(epsilon: Callable[[int], float], target: float, start: int) -> int:
@@ -185,11 +187,16 @@ def most_steps(epsilon: Callable[[int], float], target: float, start: int) -> in
 
 def quickest(event: DpEvent, accountant: str) -> str:
     """"rdp" if it can account for the event, and so bound pld's answer; else the accountant itself."""
-    return "rdp" if _fresh("rdp").supports(_whole(event)) else accountant
+    return "rdp" if _is_supported(event, "rdp") else accountant
 
 
-def _whole(event: DpEvent) -> DpEvent:
-    return events.as_priced(events.split_failures(event)[0])
+def _is_supported(event: DpEvent, accountant: str) -> bool:
+    parts = [part for part, _ in events.parts_of(events.as_priced(events.split_failures(event)[0]))]
+    epochs = [part for part in parts if isinstance(part, RandomAllocationDpEvent)]
+    others = ComposedDpEvent([part for part in parts if part not in epochs])
+    if epochs and (accountant == "rdp" or not all(isinstance(part.event, GaussianDpEvent) for part in epochs)):
+        return False
+    return bool(_fresh(accountant).supports(others))
 
 
 def check_supported(event: DpEvent, accountant: str) -> None:
@@ -200,19 +207,17 @@ def check_supported(event: DpEvent, accountant: str) -> None:
             "that are drawn at random: account for it with tfdp_rec.privacy.FixedOrder or BoundedStream, and train on "
             "batches of that."
         )
-    if events.is_private(event) and not _fresh(accountant).supports(_whole(event)):
+    if events.is_private(event) and not _is_supported(event, accountant):
         raise ValueError(
             f"The {accountant} accountant cannot account for {events.describe(event)}; try "
             f'accountant="{"rdp" if accountant == "pld" else "pld"}".'
         )
 
 
-def _fresh(accountant: str, grid: float = _PLD_GRID) -> dp_accounting.PrivacyAccountant:
+def _fresh(accountant: str) -> dp_accounting.PrivacyAccountant:
     # Both price ADD_OR_REMOVE_ONE, their default. For a sampled step that is the mixture which zero-out neighbours give
     # (`core/claim/schemes.py`), and without sampling the two relations cost the same.
-    if accountant == "rdp":
-        return dp_accounting.rdp.RdpAccountant()
-    return dp_accounting.pld.PLDAccountant(value_discretization_interval=grid)
+    return RdpAccountant() if accountant == "rdp" else dp_accounting.pld.PLDAccountant()
 
 
 def check_delta(delta: float) -> None:

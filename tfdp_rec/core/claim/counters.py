@@ -18,6 +18,7 @@ from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 
 from tfdp_rec.core.claim.entries import Entries, Entry, new_id
 from tfdp_rec.core.claim.events import PlannedDpEvent
+from tfdp_rec.core.claim.open_epoch import OpenEpoch
 from tfdp_rec.core.claim.sampling_proof import Source
 
 _KINDS = 4  # counters made in advance, enough for most models: a variable made during tracing has it done twice
@@ -48,7 +49,8 @@ class Counters:
         """Begins to count steps on batches of a source."""
         name, void = self._kind_of(source)
         state = source.sampling.get_state() if source.sampling else None
-        counter = Counter(self._optimizer.dp_event, self._take_variables(), state, name, void)
+        together = source.sampling.steps_at_once if source.sampling else 1
+        counter = Counter(self._optimizer.dp_event, self._take_variables(), state, name, void, together=together)
         self._by_kind[name, void] = counter
         self._begin(counter)
         return counter
@@ -141,14 +143,15 @@ class Counters:
 class Counter:
     """An entry that still grows."""
 
-    # `variables` hold the number of steps, and whether a step is allowed; `name` is that of the sampling, and None if
-    # none draws the batches.
+    # `variables` hold the number of steps, whether a step is allowed, and the epoch. `name` is that of the sampling, and
+    # None if none draws the batches; so many of its steps are counted `together`.
 
     def __init__(
         self, event: Callable[[], DpEvent], variables: list[tf.Variable], sampling: Any = None,
-        name: str | None = None, void: str = "", label: str = "", ordinary: bool = False,
+        name: str | None = None, void: str = "", label: str = "", ordinary: bool = False, together: int = 1,
     ):  # fmt: skip
-        self.steps, self.allowed = variables
+        self.steps, self.allowed, epoch = variables
+        self.epoch = OpenEpoch(epoch, together) if together > 1 else None
         self.name, self.void, self.ordinary = name, void, ordinary
         self._event, self._made = event, Entry(event(), 0, sampling, void, label, ordinary)
         self.id, self._written = new_id(), 0
@@ -179,14 +182,14 @@ class Counter:
         self._written, self.id = int(self.steps.numpy()), new_id()
 
 
-def make_number(value: int) -> tf.Variable:
+def make_number(value: int | list[int]) -> tf.Variable:
     """A variable for whole numbers that steps count in or ask for, whatever device they run on."""
     with tf.init_scope(), tf.device("CPU:0"):
         return tf.Variable(value, dtype=tf.int64, trainable=False)
 
 
 def _variables() -> list[tf.Variable]:
-    return [make_number(0), make_number(1)]
+    return [make_number(0), make_number(1), make_number([0, 0, 0])]
 
 
 def void_of(optimizer: Any, source: Source) -> str:

@@ -5,10 +5,11 @@ The other rooms take all classes of events from here, dp_accounting's too: they 
 An event whose class is not in `KINDS` is refused. A new event needs a class, and a row in `KINDS`, whose `priced_as`
 names an event that costs at least as much and has a price.
 
-Four classes are this package's, since dp_accounting has none for
+Five classes are this package's, since dp_accounting has none for
 
 - releases of a person's own items: `PureDpEvent`, `PaddedDpEvent` (priced in `profiles.py`);
 - a step of a training whose cost is that of the whole: `PlannedDpEvent` (`core/claim/orders.py` prices it);
+- an epoch in exactly one of whose steps each unit is: `RandomAllocationDpEvent` (priced in `allocation.py`);
 - a failure with a small probability: `FailingDpEvent`, whose probability is subtracted from δ.
 """
 
@@ -67,6 +68,14 @@ class PlannedDpEvent(DpEvent):
     plan: str  # id of the plan, and of its entry: a plan is paid for once
 
 
+@dataclasses.dataclass(frozen=True)
+class RandomAllocationDpEvent(DpEvent):
+    """An epoch of steps, each of which is `event` on its batch, each unit in one batch that is uniformly random."""
+
+    event: DpEvent
+    steps_per_epoch: int
+
+
 class Kind(NamedTuple):
     """Text and guarantee of the events of one class."""
 
@@ -75,6 +84,7 @@ class Kind(NamedTuple):
     priced_as: Callable[[Any], DpEvent] | None = None  # for classes that no accountant knows
 
 
+_LEAST_TO_ALLOCATE = 0.1  # noise multiplier
 _LEAST_NOISE = 1e-100  # of less the square is no number to divide by
 
 KINDS: dict[type, Kind] = {
@@ -95,6 +105,9 @@ KINDS: dict[type, Kind] = {
     PlannedDpEvent: Kind(
         "noise correlated over a training of {steps} steps, planned for units in at most {participations} of them, at "
         "least {separation} apart, which as a whole is {event}"
+    ),
+    RandomAllocationDpEvent: Kind(
+        "an epoch of {steps_per_epoch} steps of {event}, each unit in one of them, which is random"
     ),
 }
 
@@ -117,6 +130,7 @@ _RANGES = {
     "padding": _Range(float, lambda value: 0 <= value < 1, "in [0, 1)"),
     "sampling_probability": _Range(float, lambda value: 0 <= value <= 1, "in [0, 1]"),
     "count": _Range(int, lambda value: 0 <= value == int(value), "a whole number, at least 0"),
+    "steps_per_epoch": _Range(int, lambda value: 1 <= value == int(value), "a whole number, at least 1"),
 }
 
 
@@ -143,7 +157,7 @@ def to_json(event: DpEvent) -> dict[str, Any]:
         ValueError: A class is unknown, a field is out of its range, or a failure is within a sampling.
     """
     name = type(event).__name__
-    if isinstance(event, PoissonSampledDpEvent) and split_failures(event.event)[1] > 0:
+    if isinstance(event, PoissonSampledDpEvent | RandomAllocationDpEvent) and split_failures(event.event)[1] > 0:
         what = describe(event)
         raise ValueError(f"What fails within a sampling has no price here: {what}. Pay for it as if unsampled.")
     if type(event) not in KINDS:
@@ -266,4 +280,8 @@ def as_priced(event: DpEvent) -> DpEvent:
         return SelfComposedDpEvent(as_priced(event.event), event.count)
     if isinstance(event, PoissonSampledDpEvent):
         return PoissonSampledDpEvent(event.sampling_probability, as_priced(event.event))
+    if isinstance(event, RandomAllocationDpEvent):
+        event = dataclasses.replace(event, event=as_priced(event.event))
+        # One step of hardly any noise costs as much as the epoch, within what matters, and more.
+        return event.event if getattr(event.event, "noise_multiplier", 1.0) < _LEAST_TO_ALLOCATE else event
     return event

@@ -11,6 +11,7 @@ from typing import Any
 import tensorflow as tf
 
 from tfdp_rec.core.claim.counters import Counter, Counters, make_number
+from tfdp_rec.core.claim.open_epoch import OpenEpoch
 from tfdp_rec.core.ground.graph_checks import require_all
 
 _NO_LIMIT = 2**62
@@ -40,13 +41,17 @@ class Gate:
         self._left, self._allowed = make_number(_NO_LIMIT), make_number(1)
         self._priced: tuple[str, str] | None = None  # the sampling whose batches the gate is open for, and their id
         self._is_replaced = False  # whether the model has a new optimizer
+        self._epoch: OpenEpoch | None = None  # all of whose steps are counted
 
     # In the graph of a step.
 
-    def take_step(self, counter: Counter) -> list[Any]:
-        """Operations that take one of the steps that are left, to wait for; they fail where none is."""
+    def take_step(self, counter: Counter, price: Any) -> list[Any]:
+        """Operations that take a step at its price in the steps that are left, to wait for; they fail where it is more.
+
+        The price is 1, or all steps of an epoch at its first one and 0 at the others.
+        """
         with tf.control_dependencies(require_all((self._allowed > 0, _BY_HAND), (counter.allowed > 0, _OTHER))):
-            taken = self._left.assign_sub(1)
+            taken = self._left.assign_sub(price)
         # Taken before it is compared: of two threads at the last step at most one finds that it is within.
         with tf.control_dependencies([taken]):
             return require_all((self._left.read_value() >= 0, _NO_MORE))
@@ -56,7 +61,18 @@ class Gate:
     @property
     def left(self) -> int:
         """Number of steps that the gate is open for."""
-        return max(0, int(self._left.numpy()))
+        left = max(0, int(self._left.numpy()))
+        return left + self._epoch.left if self._epoch else left
+
+    @property
+    def left_of_epoch(self) -> int:
+        """Number of these steps that are counted already."""
+        return self._epoch.left if self._epoch else 0
+
+    def leave_epoch(self) -> None:
+        """Leaves what is left of an epoch, since the batches are iterated anew."""
+        if self._epoch:
+            self._epoch.leave()
 
     @property
     def is_limited(self) -> bool:
@@ -105,4 +121,5 @@ class Gate:
         priced = not counter.ordinary and counter.name == name and not (self._priced and counter.void)
         if priced:
             self._counters.count_under(counter, id)
+            self._epoch = counter.epoch
         counter.allowed.assign(int(priced and not self._is_replaced))

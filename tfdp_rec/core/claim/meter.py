@@ -54,10 +54,15 @@ class Meter:
         if self.open_by_plan is not None and source.sampling is None:
             raise NotPrivate(_UNPROVEN)
         counter = self._find_counter(source)
-        gate = self.gate.take_step(counter)
+        price = tf.constant(1, tf.int64) if counter.epoch is None else counter.epoch.price_step(source.draw)
+        gate = self.gate.take_step(counter, price)
         # The increment is computed from the gate: without the gate there is no count, whatever rewrites the graph.
         with tf.control_dependencies(gate):
-            return [counter.steps.assign_add(depend_on(tf.constant(1, tf.int64), gate))]
+            counted = [counter.steps.assign_add(depend_on(price, gate))]
+        if counter.epoch is None:
+            return counted
+        with tf.control_dependencies(counted):  # an epoch that is not counted does not go on
+            return counter.epoch.note_step(source.draw)
 
     def count_ordinary(self, optimizer: Any, id: str) -> list[Any]:
         """Operations that count a step of an optimizer that is not private, on weights that were trained privately."""

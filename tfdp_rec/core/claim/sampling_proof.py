@@ -112,11 +112,13 @@ class Source:
         sampling: Sampling that drew the batch; None if that is not proved.
         seeded: Whether the draw can be repeated.
         place: Place of the batch in an order; int64 tensor.
+        draw: Iteration and number of the draw; int64 tensors.
     """
 
     sampling: Any = None
     seeded: bool = False
     place: Any = 0
+    draw: tuple[Any, Any] = (_NONE, _NONE)
 
 
 NO_SAMPLING = Source()
@@ -181,7 +183,8 @@ def check_batch(data: Any, shared: Sequence[str], expected_batch_size: float | N
         used = _mark_used(draw)
     with tf.control_dependencies(used):
         batch = tf.nest.map_structure(lambda v: v if v is None else tf.identity(v), batch)
-        return Drawn(batch, draw), dataclasses.replace(source, place=depend_on(draw.place, rows))
+        place = depend_on(draw.place, rows)
+        return Drawn(batch, draw), dataclasses.replace(source, place=place, draw=(draw.iteration, draw.number))
 
 
 def check_rows(data: Any, shared: Sequence[str]) -> Any:

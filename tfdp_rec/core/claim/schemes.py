@@ -19,8 +19,16 @@ step then gives, with s the sum over the other units that were drawn and g the g
 
 which is the mixture that `dp_accounting` prices as ADD_OR_REMOVE_ONE, in both directions: ε is the same number.
 
-A shuffle is not Poisson sampling, and to account it as if it were is a common mistake: no price is given for shuffled
-batches with independent noise. Data in one order have a price under planned noise (`orders.py`).
+**Random allocation.** Every unit is in exactly one of the T batches of an epoch, and which is uniform, independently of
+the other units and of other epochs: a shuffle, but that the sizes of batches vary. An epoch of steps whose event is E
+costs RandomAllocation(E, T) (`allocation.py`), less than T Poisson-sampled steps in most cases. It has no price by the
+step: a step that is left out and one of an epoch that is begun anew would make two memberships of one. So an epoch is
+counted, and paid for, at its first step, and a step that continues another epoch than the one begun is refused
+(`open_epoch.py`).
+
+A shuffle into batches of equal size is neither, since one unit's place then tells of others': to account it as if it
+were is a common mistake, and it has no price with independent noise. Data in one order have one under planned noise
+(`orders.py`).
 
 Several Gaussians on one batch are one Gaussian: scaled to unit noise, N(f_i/σ_i) stacked has squared
 sensitivity Σ 1/σ_i², so noise multipliers σ_1, σ_2, ... together equal (Σ σ_i^-2)^(-1/2). This is exact also
@@ -44,9 +52,10 @@ import dp_accounting
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
 
+from tfdp_rec.core.claim.events import RandomAllocationDpEvent
 from tfdp_rec.core.claim.fetch import Fetch, Shared, join, require_rows, signature_of
 from tfdp_rec.core.claim.names import NAMED, new_iteration
-from tfdp_rec.core.claim.secret_draws import poisson_sample
+from tfdp_rec.core.claim.secret_draws import poisson_sample, uniform_numbers
 from tfdp_rec.core.ground.refused import refuse_no_number
 
 Run = tuple[DpEvent, int]
@@ -108,13 +117,25 @@ class Sampling(abc.ABC):
     def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
         """Endless batches of unit indices; arguments as in `batches`."""
 
-    @abc.abstractmethod
+    @property
+    def steps_at_once(self) -> int:
+        """Number of successive steps that are counted, and paid for, at the first of them."""
+        return 1
+
+    def price(self, event: DpEvent) -> DpEvent | None:
+        """The event of `steps_at_once` steps, each of which is `event` on its batch; None if steps have no price."""
+        return None
+
     def compose_history(self, runs: Sequence[Run]) -> DpEvent:
         """The event of a training.
 
         Args:
             runs: Pairs (event of one step, number of steps) in order.
         """
+        return compose_all(
+            dp_accounting.SelfComposedDpEvent(self.price(event), -(-steps // self.steps_at_once))
+            for event, steps in runs
+        )
 
     @abc.abstractmethod
     def describe(self) -> str:
@@ -292,20 +313,75 @@ class PoissonSampling(Sampling):
         dataset = make_draws(self.num_units, self.probability).map(fetch_batch)
         return sampling_proof.dataset_of(dataset, self, False, sorted(keys), map).prefetch(2)
 
-    def compose_history(self, runs: Sequence[Run]) -> DpEvent:
-        """SelfComposed(PoissonSampled(q, event), steps) for every run."""
-        return compose_all(
-            dp_accounting.SelfComposedDpEvent(
-                dp_accounting.PoissonSampledDpEvent(self.probability, fold_gaussians(event)), steps
-            )
-            for event, steps in runs
-        )
+    def price(self, event: DpEvent) -> DpEvent:
+        """PoissonSampled(q, event)."""
+        return dp_accounting.PoissonSampledDpEvent(self.probability, fold_gaussians(event))
 
     def describe(self) -> str:
         """One line for a privacy statement."""
         return (
             f"Poisson: every {self.unit} is in every batch independently with probability "
             f"q = {self.expected_batch_size}/{self.num_units} = {self.probability:.6g}"
+        )
+
+
+class RandomAllocation(Sampling):
+    """Every unit in one batch of every epoch of `steps_per_epoch` batches; which one is uniformly random.
+
+    Batches vary in size and may be empty. Guarantee: an epoch with steps of event E costs RandomAllocation(E, T), once
+    its first step is made. What is left of an epoch when a fit ends, or a process, is not made: the next fit begins
+    another one.
+
+    Args:
+        num_units: Number of units; treated as public.
+        steps_per_epoch: Number T of batches in an epoch.
+        unit: Name of a unit in a privacy statement.
+
+    Example:
+        >>> sampling = RandomAllocation(num_units=138_493, steps_per_epoch=135, unit="user")
+        >>> epoch = sampling.index_batches(seed=0)
+        >>> sum(len(next(epoch)) for _ in range(135))
+        138493
+    """
+
+    def __init__(self, num_units: int, steps_per_epoch: int, unit: str = "example"):
+        self.steps_per_epoch = integer("steps_per_epoch", steps_per_epoch)
+        super().__init__(num_units, integer("num_units", num_units) / self.steps_per_epoch, unit)
+
+    @property
+    def steps_at_once(self) -> int:
+        return self.steps_per_epoch
+
+    def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
+        """Endless epochs of batches of unit indices, as int64 arrays in no particular order."""
+        epoch, skipped = divmod(position, self.steps_per_epoch)
+        while True:
+            batches = np.split(*self._allocate(None if seed is None else np.random.default_rng([seed, epoch])))
+            yield from batches[skipped:]
+            epoch, skipped = epoch + 1, 0
+
+    def _allocate(self, generator: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
+        """The units by their batches, and where each batch but the first begins."""
+        size, steps = self.num_units, self.steps_per_epoch
+        numbers = uniform_numbers(size, steps) if generator is None else generator.integers(0, steps, size)
+        return np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers, minlength=steps))[:-1]
+
+    def price(self, event: DpEvent) -> DpEvent:
+        """RandomAllocation(event, T)."""
+        return RandomAllocationDpEvent(fold_gaussians(event), self.steps_per_epoch)
+
+    def get_state(self) -> dict[str, Any]:
+        """Settings of the sampling; nothing about the units that were sampled."""
+        return {
+            "scheme": type(self).__name__, "num_units": self.num_units, "steps_per_epoch": self.steps_per_epoch,
+            "unit": self.unit,
+        }  # fmt: skip
+
+    def describe(self) -> str:
+        """One line for a privacy statement."""
+        return (
+            f"random allocation: every {self.unit} is in one of the {self.steps_per_epoch} batches of each epoch, "
+            "which is uniformly random"
         )
 
 

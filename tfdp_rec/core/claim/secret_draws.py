@@ -1,4 +1,6 @@
-"""Poisson samples from the operating system's entropy: nothing that was drawn helps to guess another draw.
+"""Draws from the operating system's entropy: nothing that was drawn helps to guess another draw.
+
+**Poisson samples.**
 
     size      Binomial(n, q), a whole number below Σ w_m:  w_{m+1} = ⌊w_m (n - m) q / ((m + 1)(1 - q))⌋, and the other
               way below the likeliest size, whose weight is 2¹²⁸
@@ -7,6 +9,8 @@
 q is the float that is priced, as the fraction that it is, and the numbers are whole: W sizes of weight above zero are
 each wrong by W 2⁻¹²⁸ at most, so that all chances together are wrong by W² 2⁻¹²⁸, below 2⁻⁹⁰ for W ≤ 2¹⁹. A unit's
 chance to be drawn is q to within that, and a step adds (1 + e^ε) 2⁻⁹⁰ at most to δ.
+
+**Uniform numbers** below T are remainders of words of 64 bits; words above the largest multiple of T are drawn again.
 """
 
 from __future__ import annotations
@@ -29,13 +33,22 @@ def poisson_sample(num_units: int, probability: float) -> np.ndarray:
     least, ends = sizes(num_units, probability)
     size = least + bisect.bisect_right(ends, secrets.randbelow(ends[-1]))
     few = min(size, num_units - size)
-    drawn, last = np.zeros(0, np.uint64), 2**64 // num_units * num_units - 1
+    drawn = np.zeros(0, np.int64)
     while len(drawn) < few:
-        # No unit is preferred, so every set of `few` is equally likely: words above `last` would prefer some.
-        words = os_entropy(few - len(drawn))
-        both = np.append(drawn, words[words <= last] % num_units)
+        # No unit is preferred, so every set of `few` is equally likely.
+        both = np.append(drawn, uniform_numbers(few - len(drawn), num_units))
         drawn = np.unique(both, return_counts=True)[0]  # counted, it sorts: a table of hashes is slow
-    return drawn.astype(np.int64) if few == size else np.delete(np.arange(num_units), drawn.astype(np.int64))
+    return drawn if few == size else np.delete(np.arange(num_units), drawn)
+
+
+def uniform_numbers(count: int, below: int) -> np.ndarray:
+    """Independent uniform numbers from 0 to below `below`."""
+    last, drawn = 2**64 // below * below - 1, np.zeros(0, np.int64)
+    while len(drawn) < count:
+        words = os_entropy(count - len(drawn))
+        words = words[words <= last]  # larger ones would prefer some numbers
+        drawn = np.append(drawn, (words % below).astype(np.int64))
+    return drawn
 
 
 @functools.lru_cache(maxsize=8)

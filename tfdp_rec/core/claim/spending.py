@@ -31,7 +31,7 @@ from tfdp_rec.core.claim import events
 from tfdp_rec.core.claim.entries import Entries, Entry, Use, id_of_use, new_id
 from tfdp_rec.core.claim.events import PlannedDpEvent
 from tfdp_rec.core.claim.ledger import BrokenLedger, Ledger, Paid, Snapshot
-from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
+from tfdp_rec.core.claim.schemes import Sampling
 from tfdp_rec.core.ground.files import Path
 
 BLOCK = 100  # most steps paid for by one sync of the disk: what a crash costs, beside the steps since the checkpoint
@@ -161,7 +161,8 @@ class Spending:
         if not self._pays_for(event, optimizer):
             self.give_back_rest()  # steps of another price, or of another optimizer, are under an id of their own
         # Payments are durable, so they are made in blocks: one sync of the disk for many steps.
-        wanted = max(steps, int(min(BLOCK, block, most)))
+        together = self.sampling.steps_at_once
+        wanted = -(-max(steps, int(min(BLOCK, block, most))) // together) * together
         self._open = self.payments.pay_steps(event, wanted - ahead, self.paid_id), event
         self._payee = optimizer.privacy_history
         return min(most, self._steps_ahead(self.payments))
@@ -208,7 +209,7 @@ def _meter_of(model: Any) -> Any:
 
 def refuse_unpayable(event: DpEvent, sampling: Sampling) -> None:
     """Raises for steps that are neither priced one by one nor planned."""
-    if not isinstance(event, PlannedDpEvent) and not isinstance(sampling, PoissonSampling):
+    if not isinstance(event, PlannedDpEvent) and sampling.price(event) is None:
         raise ValueError(
             f"{type(sampling).__name__} has no price for a single step, which an accountant's ledger needs: use "
             "PoissonSampling, or planned noise (LazyDPFTRL) in a FixedOrder, or pay for whole epochs by hand: "
@@ -248,9 +249,9 @@ class Payments:
         refuse_unpayable(event, self._sampling)
         settings: dict[str, Any] = {"step": events.to_json(event), "sampling": self._sampling.get_state()}
         if not isinstance(event, PlannedDpEvent):
-            id, step = id or new_id(), self._sampling.compose_history([(event, 1)])
-            assert isinstance(step, SelfComposedDpEvent)
-            self.ledger.pay(step.event, steps, "training", settings, steps, id=id)
+            id, price = id or new_id(), self._sampling.compose_history([(event, steps)])
+            assert isinstance(price, SelfComposedDpEvent)
+            self.ledger.pay(price.event, price.count, "training", settings, steps, id=id)
             return id
         paid = [entry.event for paid, entry in self._lines() if entry and paid.id == event.plan]
         if any(each != event for each in paid):
@@ -267,7 +268,7 @@ class Payments:
             planned = entry is not None and isinstance(entry.event, PlannedDpEvent)
             begun = planned and (left < paid.steps or paid.session != self.ledger.session)
             if left and not begun:
-                self.ledger.give_back(paid.number, 1 if planned else left, left)
+                self.ledger.give_back(paid.number, 1 if planned else left // self._sampling.steps_at_once, left)
                 steps -= left
 
     def note_checkpoint(self, training: str, stands: str, state: str, done: bool = True) -> None:
@@ -389,8 +390,8 @@ def _steps_of(paid: Paid) -> Entry | None:
         fits = (paid.event, paid.attempts, paid.id) == (event.event, 1, event.plan) and steps <= event.steps
         steps = max(1, steps)  # a price counts, even without a step
     else:
-        price = Sampling.from_state(state).compose_history([(event, 1)])
-        fits = paid.attempts == paid.steps and price == SelfComposedDpEvent(paid.event, 1)
+        price = Sampling.from_state(state).compose_history([(event, steps)])
+        fits = price == SelfComposedDpEvent(paid.event, paid.attempts)
     return Entry(event, steps, dict(state)) if fits else None
 
 

@@ -34,7 +34,7 @@ from tfdp_rec.core.claim.entries import Entries, Entry, Use
 from tfdp_rec.core.claim.events import ComposedDpEvent, GaussianDpEvent, NoOpDpEvent, SelfComposedDpEvent
 from tfdp_rec.core.claim.ledger import Ledger
 from tfdp_rec.core.claim.orders import FixedOrder
-from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
+from tfdp_rec.core.claim.schemes import Sampling
 from tfdp_rec.core.claim.spending import Payments
 from tfdp_rec.core.claim.statement import Statement, round_up
 from tfdp_rec.core.ground.files import Path, restrict_to_owner
@@ -126,7 +126,7 @@ class Training:
         mechanism = mechanisms.named(self.name) if names.is_two_tower(self.name) else mechanisms.lazy_dp_sgd
         return mechanism.optimizer(
             learning_rate_for(settings, self.name, noise, correlation), noise_multiplier=noise,
-            l2_norm_clip=settings.clip_of(self.name), expected_batch_size=settings.batch_size,
+            l2_norm_clip=settings.clip_of(self.name), expected_batch_size=self.sampling.expected_batch_size,
             **({} if correlation is None else {"correlation": correlation}),
         )  # fmt: skip
 
@@ -241,15 +241,16 @@ def decide_noises(job: Job) -> dict[str, float]:
             for _ in range(budget.costly_days(job.chain, LABELS[each], left))
         ]  # fmt: skip
     noises = noises_for(settings, sampling, budget.delta, spent, left)
-    if settings.noise_multiplier is None or not isinstance(sampling, PoissonSampling):
+    if settings.noise_multiplier is None or isinstance(sampling, FixedOrder):
         return noises
     for name in filter(lambda name: names.look_up(name).claims_epsilon, noises):
         step = sampling.compose(GaussianDpEvent(noises[name]), 1)
         besides = [event for event, _ in spent[release_file(name)]]
         cost = epsilon_of(ComposedDpEvent([*besides, step]), budget.delta)
         if cost > budget.epsilon:
+            least = "one step" if sampling.steps_at_once == 1 else f"an epoch of {sampling.steps_at_once} steps"
             raise ValueError(
-                f"--noise-multiplier {noises[name]:g} is too small for one step of {name}: epsilon would be "
+                f"--noise-multiplier {noises[name]:g} is too small for {least} of {name}: epsilon would be "
                 f"{round_up(cost):g} of {budget.epsilon:g}. Nothing was paid: give more, or leave it out."
             )
     return noises
