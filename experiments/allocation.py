@@ -1,4 +1,4 @@
-"""The least noise for an ε by Poisson sampling and by random allocation, side by side: `python -m experiments.allocation`."""
+"""The least noise for an ε by Poisson sampling and by random allocation, side by side."""
 
 from tfdp_rec.core.claim.calibration import calibrate_noise
 from tfdp_rec.data import PoissonSampling, RandomAllocation

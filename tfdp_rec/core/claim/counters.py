@@ -143,7 +143,7 @@ class Counters:
 class Counter:
     """An entry that still grows."""
 
-    # `variables` hold the number of steps, whether a step is allowed, and the epoch. `name` is that of the sampling, and
+    # `variables` hold the number of steps, whether a step is allowed, and the epoch. `name` is that of the sampling,
     # None if none draws the batches; so many of its steps are counted `together`.
 
     def __init__(
