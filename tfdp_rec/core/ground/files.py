@@ -8,6 +8,7 @@ temporary begins with a dot and ends as the name does.
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import glob
 import hashlib
@@ -104,6 +105,21 @@ def lock_path(path: Path) -> Iterator[None]:
         yield
 
 
+@contextlib.contextmanager
+def explain_full_disk(folder: Path, need: str) -> Iterator[None]:
+    """One sentence instead of a traceback where the disk of a folder is full; `need` says what takes how much."""
+    try:
+        yield
+    except OSError as problem:
+        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        raise OSError(
+            problem.errno,
+            f"The disk of {folder} is full, and what was made there is removed again. {need}: free some space, or "
+            "choose a folder elsewhere.",
+        ) from problem
+
+
 _held: dict[str, tuple[int, Any]] = {}  # process and open file, as long as it lives
 
 
@@ -147,21 +163,26 @@ def hold_if_free(directory: Path) -> Iterator[bool]:
 
 
 class Temporary:
-    """A folder in the system's place for temporary files, for its owner alone, that lasts as long as this object."""
+    """A folder for its owner alone, by default in the system's for temporary files; lasts as long as this object."""
 
-    def __init__(self, kind: str):
+    def __init__(self, kind: str, folder: Path | None = None):
         # `kind` begins the folder's name. A process that was killed leaves its folder; the next of the kind removes it.
-        for left in glob.glob(os.path.join(glob.escape(tempfile.gettempdir()), f"{kind}*", "in-use")):
-            # Another process may remove the same folder at this moment.
-            with contextlib.suppress(FileNotFoundError), hold_if_free(os.path.dirname(left)) as free:
-                if free and os.stat(left).st_uid == os.getuid():
-                    remove(os.path.dirname(left))
-        self.name = tempfile.mkdtemp(prefix=kind)
+        remove_left(kind, folder)
+        self.name = tempfile.mkdtemp(prefix=kind, dir=folder)
         lock = open(os.path.join(self.name, ".in-use"), "a", encoding="utf-8")
         fcntl.flock(lock, fcntl.LOCK_EX)  # before it has the name that others look for
         os.rename(lock.name, held := os.path.realpath(os.path.join(self.name, "in-use")))
         _held[held] = os.getpid(), lock
         self.cleanup = weakref.finalize(self, _remove_own, self.name, os.getpid())
+
+
+def remove_left(kind: str, folder: Path | None = None) -> None:
+    """Removes the temporary folders of a kind whose processes were killed."""
+    for left in glob.glob(os.path.join(glob.escape(os.fspath(folder or tempfile.gettempdir())), f"{kind}*", "in-use")):
+        # Another process may remove the same folder at this moment.
+        with contextlib.suppress(FileNotFoundError), hold_if_free(os.path.dirname(left)) as free:
+            if free and os.stat(left).st_uid == os.getuid():
+                remove(os.path.dirname(left))
 
 
 def _remove_own(folder: str, owner: int) -> None:

@@ -19,12 +19,11 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import errno
 import hashlib
 import json
 import math
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -32,7 +31,7 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from tfdp_rec.core.ground.files import lock_path, replace_atomically
+from tfdp_rec.core.ground.files import explain_full_disk, lock_path, replace_atomically
 from tfdp_rec.datasets.log import whole_users
 from tfdp_rec.datasets.logs import sources
 from tfdp_rec.datasets.logs.columns import IdColumn, NumberColumn, TimeColumn
@@ -44,6 +43,7 @@ ABOUT = "about.json"
 _ROWS_IN_A_PART = 10**6
 _MOST_PARTS = 256  # open files
 _ROWS_AT_ONCE = 2**22
+_NEED = "Grouping a log takes some 60 bytes a row while it lasts"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -78,7 +78,7 @@ def group(source: Any, columns: LogColumns, folder: Path, in_lists: bool = False
             return
         if not found and folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
             raise ValueError(f"{folder} holds something else than a log made here: give folder= another name.")
-        with replace_atomically(folder) as temporary, _full_disk(folder):
+        with replace_atomically(folder) as temporary, explain_full_disk(folder.parent, _NEED):
             Path(temporary).mkdir(mode=0o700)
             Grouping(columns, Path(temporary)).run(source, print_of_source, in_lists)
 
@@ -99,21 +99,6 @@ def _read_about(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) and found.get("format") == FORMAT else {}
-
-
-@contextlib.contextmanager
-def _full_disk(folder: Path) -> Iterator[None]:
-    """One sentence instead of a traceback where the disk is full."""
-    try:
-        yield
-    except OSError as problem:
-        if problem.errno not in (errno.ENOSPC, errno.EDQUOT):
-            raise
-        raise OSError(
-            problem.errno,
-            f"The disk of {folder.parent} is full, and what was made there is removed again. Grouping a log takes some "
-            "60 bytes a row while it lasts: free some space, or choose a folder elsewhere.",
-        ) from problem
 
 
 class Grouping:
@@ -313,7 +298,7 @@ def number_rows(folder: Path, items: Items, rows_per_unit: int | None, others: M
     made = folder / f"items-{_digest(items, rows_per_unit)}"
     with lock_path(made):
         if not made.exists():
-            with replace_atomically(made) as temporary, _full_disk(folder):
+            with replace_atomically(made) as temporary, explain_full_disk(folder.parent, _NEED):
                 Path(temporary).mkdir(mode=0o700)
                 _write_numbered(folder, Path(temporary), items, rows_per_unit, others)
     return made
