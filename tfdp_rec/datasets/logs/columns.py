@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tfdp_rec.datasets.log import NO_ITEM
-from tfdp_rec.datasets.logs.sources import Stretch
+from tfdp_rec.datasets.logs.sources import Stretch, is_list
 
 _UNITS = {"seconds": 1, "milliseconds": 10**3, "microseconds": 10**6, "nanoseconds": 10**9}
 _FROM, _TO = 3e8, 5e9  # seconds, 1979 to 2128: whole numbers between them are moments
@@ -221,5 +221,35 @@ class NumberColumn(Column):
         return array.cast(pa.float64()).to_numpy(zero_copy_only=False).astype(np.float32)
 
 
+class ArrayColumn(Column):
+    """Values as they are: numbers, booleans, text, or lists of these that have one length."""
+
+    def read(self, stretch: Stretch) -> NDArray[Any]:
+        """The values, lists along further axes; missing ones are refused."""
+        return self._values(self._array(stretch), stretch.where)
+
+    def _values(self, array: pa.Array, where: str) -> NDArray[Any]:
+        if array.null_count:
+            raise ValueError(f"{where}: {self.name} lacks values: fill them in, or leave such rows out.")
+        kind = array.type
+        if is_list(kind):
+            lengths = pc.list_value_length(array).unique().to_pylist()
+            if len(lengths) > 1:
+                raise ValueError(
+                    f"{where}: {self.name} has lists of different lengths: fill or cut them to one that you choose "
+                    "without the data."
+                )
+            values = self._values(array.flatten(), where)
+            return values.reshape(len(array), *lengths, *values.shape[1:])
+        fits = (pa.types.is_boolean, pa.types.is_integer, pa.types.is_floating, _is_text, _is_bytes)
+        if not any(is_it(kind) for is_it in fits):
+            raise ValueError(f"{where}: {self.name} is of type {kind}. Give numbers, text or lists; times as numbers.")
+        return array.to_numpy(zero_copy_only=False)
+
+
 def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
+
+
+def _is_bytes(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_fixed_size_binary(kind))

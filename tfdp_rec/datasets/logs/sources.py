@@ -93,6 +93,14 @@ def _rows_of(path: Path) -> int:
     return path.stat().st_size * (8 if path.suffix == ".gz" else 1) // _A_ROW[kind]
 
 
+def parquet_rows(path: Path) -> int:
+    """The number of rows of a Parquet file, as it says itself."""
+    import pyarrow.parquet
+
+    with _name_broken_file(path):
+        return int(pyarrow.parquet.read_metadata(path).num_rows)
+
+
 def _values_in(parquet: Any) -> int:
     """Rows, or values of the longest lists."""
     groups = (parquet.row_group(number) for number in range(parquet.num_row_groups))
@@ -114,7 +122,7 @@ def unfold(stretch: Stretch, user: str) -> Stretch:
     """A row for each value of the lists in all columns but the user's; one of missing values where they are empty."""
     columns = {name: column.combine_chunks() for name, column in zip(stretch.table.column_names, stretch.table.columns)}
     for name, column in columns.items():
-        if _is_list(column.type) == (name == user):
+        if is_list(column.type) == (name == user):
             wanted = "an id" if name == user else "a list"
             raise ValueError(f"{stretch.where}: {name} is of type {column.type}, and each user has {wanted} there.")
     lengths = [pc.list_value_length(column).fill_null(0).to_numpy() for name, column in columns.items() if name != user]
@@ -130,7 +138,8 @@ def unfold(stretch: Stretch, user: str) -> Stretch:
     return Stretch(stretch.where, stretch.first, pa.table(found))
 
 
-def _is_list(kind: pa.DataType) -> bool:
+def is_list(kind: pa.DataType) -> bool:
+    """Whether a type is one of lists."""
     return bool(pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind))
 
 
