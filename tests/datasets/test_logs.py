@@ -595,6 +595,16 @@ def test_long_lists_are_read_a_few_users_at_a_time(tmp_path, monkeypatch):
     assert sum(sizes) == sources.rows_about(str(path)) == 10_000 and max(sizes) <= 500
 
 
+def test_a_parquet_file_is_never_in_memory_as_a_whole(tmp_path, monkeypatch):
+    monkeypatch.setattr(sources, "_ROWS", 10_000)
+    path, before = tmp_path / "rows.parquet", pa.total_allocated_bytes()
+    table = pa.table({"x": np.random.default_rng(0).random(1_000_000)})
+    pyarrow.parquet.write_table(table, path, row_group_size=50_000)
+    del table
+    held = [pa.total_allocated_bytes() - before for _ in sources.stretches(str(path), ["x"])]
+    assert len(held) == 100 and max(held) < path.stat().st_size / 4
+
+
 def test_lists_of_different_lengths_are_refused_by_their_file(tmp_path):
     broken = {**LISTS, "when": [[1], *LISTS["when"][1:]]}
     with pytest.raises(ValueError, match="lists of one user have different lengths"):

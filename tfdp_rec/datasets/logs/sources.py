@@ -200,7 +200,7 @@ def _slices(table: pa.Table) -> Iterator[pa.Table]:
 def _parquet(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     import pyarrow.parquet
 
-    with pyarrow.parquet.ParquetFile(path) as file:
+    with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:  # else all of it is in memory at once
         _check_columns(str(path), columns, file.schema_arrow.names)
         rows = _ROWS * max(1, file.metadata.num_rows) // max(1, _values_in(file.metadata))
         for batch in file.iter_batches(max(1, min(rows, _ROWS)), columns=list(columns)):
