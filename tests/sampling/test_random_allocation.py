@@ -1,10 +1,12 @@
 """Random allocation: each unit once in an epoch, in a uniformly random batch; what is counted, and what is refused."""
 
+import gc
 import itertools
 
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from dp_accounting import GaussianDpEvent
 from scipy import stats
 
@@ -263,3 +265,99 @@ def test_other_mechanisms_take_it_and_those_without_a_price_say_so():
     assert plan.accountant.epsilon(20) <= 4.0 and optimizer.expected_batch_size == 100
     with pytest.raises(ValueError, match="rdp accountant cannot account"):
         tfdp_rec.PrivatePlan(sampling=sampling, epsilon=4.0, delta=1e-4, steps=20, accountant="rdp")
+
+
+# Rows of files.
+
+
+def rows_of(dataset, count):
+    """The first batches, as arrays."""
+    return [tf.nest.map_structure(lambda each: each.numpy(), drawn.batch) for drawn in dataset.take(count)]
+
+
+class Rows:
+    """Rows in stretches of seven, which counts how often they are read."""
+
+    def __init__(self, count=UNITS):
+        self.count, self.passes = count, 0
+
+    def __iter__(self):
+        self.passes += 1
+        for first in range(0, self.count, 7):
+            ids = np.arange(first, min(first + 7, self.count))
+            yield {"unit": ids, "x": ids % 7}, np.ones([len(ids), 1], np.float32)
+
+
+@pytest.mark.parametrize("memory", [1, 2**28])
+def test_rows_of_files_are_once_in_each_epoch_and_somewhere_else_in_the_next(memory, tmp_path):
+    sampling, rows = RandomAllocation(UNITS, STEPS), Rows()
+    found = rows_of(sampling.file_batches(rows, folder=tmp_path, memory=memory), 2 * STEPS)
+    numbers = []
+    for epoch in (found[:STEPS], found[STEPS:]):
+        numbers.append(batch_numbers([x["unit"] for x, _ in epoch]))
+        assert sorted(np.concatenate([x["unit"] for x, _ in epoch]).tolist()) == list(range(UNITS))
+    gc.collect()
+    assert (numbers[0] != numbers[1]).any() and not list(tmp_path.iterdir())
+    assert all((x["x"] == x["unit"] % 7).all() for x, _ in found)
+
+
+def test_the_batches_of_rows_are_uniform_and_independent():
+    sampling = RandomAllocation(9, 3)
+    units = [x["unit"] for x, _ in rows_of(sampling.file_batches(Rows(9)), 3 * 1500)]
+    numbers = np.array([batch_numbers(units[first : first + 3]) for first in range(0, len(units), 3)])
+    assert allocation_p_value(numbers, 3) > 1e-6
+
+
+def make_row_model(plan):
+    inputs = {"unit": keras.Input((), dtype="int64", name="unit"), "x": keras.Input((), dtype="int64", name="x")}
+    model = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(keras.layers.Embedding(7, 2)(inputs["x"])))
+    model.compile(tfdp_rec.LazyDPSGD(0.1, plan=plan), loss=keras.losses.MeanSquaredError())
+    return model
+
+
+def test_a_fit_on_rows_reads_them_once_an_epoch_and_has_the_price_of_units():
+    plan, rows = make_plan(), Rows()
+    model = make_row_model(plan)
+    batches = plan.file_batches(rows)
+    before = rows.passes
+    model.fit(batches, epochs=3, steps_per_epoch=STEPS, verbose=0, callbacks=[plan.budget()])
+    assert int(model.optimizer.iterations) == 3 * STEPS and rows.passes - before == 3
+    assert plan.accountant.epsilon() == pytest.approx(epoch_price(3), rel=1e-9)
+    assert "every batch carried the proof of its draw" in " ".join(plan.accountant.statement().split())
+
+
+@pytest.mark.parametrize("count, words", [(UNITS + 1, "more rows than num_rows=60"), (UNITS - 1, "fewer rows than")])
+def test_another_number_of_rows_is_refused_before_anything_is_trained_or_paid(count, words, tmp_path):
+    plan = make_plan(ledger=tmp_path / "ledger.jsonl")
+    model = make_row_model(plan)
+    with pytest.raises(Exception, match=words):
+        model.fit(plan.file_batches(Rows(count)), steps_per_epoch=STEPS, verbose=0, callbacks=[plan.budget()])
+    assert plan.accountant.steps == 0 and int(model.optimizer.iterations) == 0
+
+
+def test_what_cannot_be_read_twice_and_samplings_that_need_rows_at_random_are_refused():
+    with pytest.raises(TypeError, match="an iterator once alone"):
+        RandomAllocation(UNITS, STEPS).file_batches(iter(Rows()))
+    plan = tfdp_rec.PrivatePlan(
+        sampling=tfdp_rec.data.PoissonSampling(60, 6), noise_multiplier=1.0, delta=1e-3, steps=7
+    )
+    with pytest.raises(TypeError, match="PoissonSampling needs rows at random"):
+        plan.file_batches(Rows())
+
+
+def test_text_and_empty_batches_of_rows():
+    texts = [np.array(["a", "bb", "ü"], object)]
+    batches = RandomAllocation(3, 20).file_batches(texts)
+    assert batches.element_spec.batch == tf.TensorSpec([None], tf.string)
+    found = rows_of(batches, 20)
+    assert sorted(np.concatenate(found).tolist()) == [b"a", b"bb", "ü".encode()]
+    assert any(not len(each) for each in found)
+
+
+def test_a_seed_makes_the_same_batches_of_rows_and_no_guarantee():
+    sampling = RandomAllocation(UNITS, STEPS)
+    first, again = ([x["unit"].tolist() for x, _ in rows_of(sampling.file_batches(Rows(), seed=2), 9)] for _ in "12")
+    assert first == again
+    plan = make_plan()
+    with pytest.raises(ValueError, match="drawn with a seed"):
+        make_row_model(plan).fit(plan.file_batches(Rows(), seed=1), steps_per_epoch=2, callbacks=[plan.budget()])

@@ -16,12 +16,13 @@ from tfdp_rec.training.lookahead import lookahead
 
 __all__ = [
     "BoundedStream", "FixedOrder", "Interactions", "Items", "NextItemExamples", "PoissonSampling", "RandomAllocation",
-    "Sampling", "Timelines", "lookahead", "mind", "movielens", "padded", "synthetic",
+    "RowFiles", "Sampling", "Timelines", "lookahead", "mind", "movielens", "padded", "synthetic",
 ]  # fmt: skip
 
 # They stand on PyArrow, which an extra brings.
 if TYPE_CHECKING:
     from tfdp_rec.datasets.logs.interactions import Interactions
     from tfdp_rec.datasets.logs.items import Items
+    from tfdp_rec.datasets.logs.row_files import RowFiles
 else:
     __getattr__, _ = lazy_getattr(__name__)

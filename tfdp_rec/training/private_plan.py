@@ -32,7 +32,7 @@ from tfdp_rec.core.claim.composition import check_epsilon
 from tfdp_rec.core.claim.entries import Entries, Use
 from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, PlannedDpEvent
 from tfdp_rec.core.claim.ledger import Ledger, Payment, canonical, compose, finite
-from tfdp_rec.core.claim.schemes import Sampling, fold_gaussians
+from tfdp_rec.core.claim.schemes import RandomAllocation, Sampling, fold_gaussians
 from tfdp_rec.core.claim.spending import Unaccounted
 from tfdp_rec.core.ground.files import Path
 from tfdp_rec.core.mechanism.correlated_noise import Correlation
@@ -218,6 +218,21 @@ class PrivatePlan:
     def batches(self, fetch: Callable[..., Any], **options: Any) -> Any:
         """The sampling's batches; arguments as for `sampling.batches`."""
         return self.sampling.batches(fetch, **options)
+
+    def file_batches(self, rows: Any, **options: Any) -> Any:
+        """As many batches as the plan has steps, of rows that are read from front to back in each epoch.
+
+        Args:
+            rows: Rows of files, of which each is a unit: a `tfdp_rec.data.RowFiles`, or a `tf.data.Dataset` of batches.
+            **options: Further arguments of `RandomAllocation.file_batches`.
+        """
+        if not isinstance(self.sampling, RandomAllocation):
+            raise TypeError(
+                f"{type(self.sampling).__name__} needs rows at random: plan.batches(fetch). Files that are read from "
+                "front to back have a price with sampling=tfdp_rec.data.RandomAllocation(num_rows, steps_per_epoch)."
+            )
+        # Not one more, which would read the files once more.
+        return self.sampling.file_batches(rows, **options).take(self.steps).prefetch(1)
 
     def budget(self) -> PrivacyBudget:
         """A callback that counts steps, and stops `fit` before the budget would be exceeded.

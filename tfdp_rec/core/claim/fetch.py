@@ -71,3 +71,14 @@ def signature_of(fetch: Fetch, num_units: int) -> Any:
         return tf.TensorSpec(shape, tf.as_dtype(arrays[0].dtype))
 
     return tf.nest.map_structure(spec, *probes)
+
+
+def spec_of_rows(rows: Any) -> Any:
+    """The nest of tf.TensorSpec of stretches of rows of any number."""
+    import tensorflow as tf
+
+    def spec(array: Any) -> tf.TensorSpec:
+        return tf.TensorSpec([None, *array.shape[1:]], array.dtype)
+
+    given = rows.element_spec if isinstance(rows, tf.data.Dataset) else spec_of(next(iter(rows)))
+    return tf.nest.map_structure(spec, given)

@@ -42,10 +42,11 @@ found, and a resumed run draws afresh.
 from __future__ import annotations
 
 import abc
+import functools
 import itertools
 import math
 import secrets
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import dp_accounting
@@ -53,9 +54,10 @@ import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
 
 from tfdp_rec.core.claim.events import RandomAllocationDpEvent
-from tfdp_rec.core.claim.fetch import Fetch, Shared, join, require_rows, signature_of
+from tfdp_rec.core.claim.fetch import Fetch, Shared, join, require_rows, signature_of, spec_of_rows
 from tfdp_rec.core.claim.names import NAMED, new_iteration
 from tfdp_rec.core.claim.secret_draws import poisson_sample, uniform_numbers
+from tfdp_rec.core.ground.files import Path
 from tfdp_rec.core.ground.refused import refuse_no_number
 
 Run = tuple[DpEvent, int]
@@ -360,11 +362,58 @@ class RandomAllocation(Sampling):
             yield from batches[skipped:]
             epoch, skipped = epoch + 1, 0
 
+    def file_batches(
+        self, rows: Iterable[Any], seed: int | None = None, *, shared: Shared | None = None,
+        map: Callable[..., Any] | None = None, folder: Path | None = None, memory: int = 2**28,  # noqa: A002
+    ) -> Any:
+        """`batches` of rows that are read from front to back, once in each epoch, whose rows lie on disk by batch then.
+
+        Each row is a unit. What is on disk is readable by its owner alone, and goes with the epoch.
+
+        Args:
+            rows: Stretches of rows, as often as they are iterated: a `tfdp_rec.data.RowFiles`, a `tf.data.Dataset` of
+                batches of any size, or an object of yours whose `__iter__` gives nests of arrays with a row each.
+            seed: Seed for tests alone, as in `batches`.
+            shared: Function without arguments that makes what all examples of a batch share, as in `batches`.
+            map: TensorFlow function from batch to batch that works row by row, as in `batches`.
+            folder: Folder for the rows; by default the system's, for temporary files.
+            memory: Number of bytes that rows take in memory at most, about.
+
+        Raises:
+            TypeError: `rows` can be iterated once only.
+            ValueError: Before the first batch of an epoch: there are more or fewer rows than `num_units`.
+        """
+        import tensorflow as tf
+
+        from tfdp_rec.core.claim import sampling_proof
+        from tfdp_rec.core.ground.spread import spread
+
+        if iter(rows) is rows:
+            raise TypeError("rows are read once in each epoch, an iterator once alone: give what can be read again.")
+        self._in_use = True
+
+        def drawn() -> Iterator[Any]:
+            iteration, number = new_iteration(), 0
+            for epoch in itertools.count():
+                generator = None if seed is None else np.random.default_rng([seed, epoch])
+                numbers = functools.partial(self._draw_numbers, generator)
+                for batch in spread(rows, numbers, self.num_units, self.steps_per_epoch, folder, memory):
+                    size = len(tf.nest.flatten(batch)[0])
+                    yield (iteration, number, size, number, np.ones(size, bool)), batch
+                    number += 1
+
+        dataset = sampling_proof.generate(drawn, spec_of_rows(rows), self, shared, map, seeded=seed is not None)
+        return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
+
     def _allocate(self, generator: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
         """The units by their batches, and where each batch but the first begins."""
-        size, steps = self.num_units, self.steps_per_epoch
-        numbers = uniform_numbers(size, steps) if generator is None else generator.integers(0, steps, size)
-        return np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers, minlength=steps))[:-1]
+        numbers = self._draw_numbers(generator, self.num_units)
+        return np.argsort(numbers, kind="stable"), np.cumsum(np.bincount(numbers, minlength=self.steps_per_epoch))[:-1]
+
+    def _draw_numbers(self, generator: np.random.Generator | None, count: int) -> np.ndarray:
+        """The batches of so many units; from a generator in tests."""
+        most = self.steps_per_epoch
+        return uniform_numbers(count, most) if generator is None else generator.integers(0, most, count)
 
     def price(self, event: DpEvent) -> DpEvent:
         """RandomAllocation(event, T)."""

@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays_of
 
-from tfdp_rec.datasets import spread as spreading
+from tfdp_rec.core.ground import spread as spreading
+from tfdp_rec.core.ground.spread import spread
 from tfdp_rec.datasets.logs import sources
 from tfdp_rec.datasets.logs.row_files import RowFiles
-from tfdp_rec.datasets.spread import spread
 
 
 @pytest.fixture(autouse=True)
@@ -274,7 +274,7 @@ def test_an_error_in_reading_or_training_leaves_nothing(place, error):
 KILLED = """
 import itertools, sys
 import numpy as np
-from tfdp_rec.datasets.spread import spread
+from tfdp_rec.core.ground.spread import spread
 batches = spread([np.arange(100)] * 3, lambda rows: np.arange(rows) % 5, 300, 5, sys.argv[1], memory=1)
 next(batches)
 print("begun", flush=True)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import itertools
 import math
+import os
 import pickle
 import sys
 import time
@@ -39,7 +40,7 @@ def spread(
     draw: Callable[[int], NDArray[np.int64]],
     num_rows: int,
     num_batches: int,
-    folder: Path | None = None,
+    folder: str | os.PathLike[str] | None = None,
     memory: int = 2**28,
     note: Callable[[str], None] | None = print,
 ) -> Iterator[Rows]:
@@ -176,7 +177,7 @@ def _batches(arrays: Sequence[NDArray[Any]], starts: ArrayLike, form: Any) -> It
 class _Runs:
     """Rows in one file, a run after the other, each in pieces by batch number."""
 
-    def __init__(self, starts: NDArray[np.int64], folder: Path | None):
+    def __init__(self, starts: NDArray[np.int64], folder: str | os.PathLike[str] | None):
         self.starts, self.temporary = starts, Temporary(_KIND, folder)
         self.file = Path(self.temporary.name) / "rows"
         self.places: list[NDArray[np.int64]] = []  # of each run: where in the file its pieces begin
