@@ -330,7 +330,7 @@ def test_a_fit_on_rows_reads_them_once_an_epoch_and_has_the_price_of_units():
 def test_another_number_of_rows_is_refused_before_anything_is_trained_or_paid(count, words, tmp_path):
     plan = make_plan(ledger=tmp_path / "ledger.jsonl")
     model = make_row_model(plan)
-    with pytest.raises(Exception, match=words):
+    with pytest.raises(NotPrivate, match=f"^Refused batch: There are {words}"):
         model.fit(plan.file_batches(Rows(count)), steps_per_epoch=STEPS, verbose=0, callbacks=[plan.budget()])
     assert plan.accountant.steps == 0 and int(model.optimizer.iterations) == 0
 

@@ -58,7 +58,7 @@ from tfdp_rec.core.claim.fetch import Fetch, Shared, join, require_rows, signatu
 from tfdp_rec.core.claim.names import NAMED, new_iteration
 from tfdp_rec.core.claim.secret_draws import poisson_sample, uniform_numbers
 from tfdp_rec.core.ground.files import Path
-from tfdp_rec.core.ground.refused import refuse_no_number
+from tfdp_rec.core.ground.refused import NotPrivate, refuse_no_number
 
 Run = tuple[DpEvent, int]
 ZERO_OUT = "zero-out"
@@ -392,15 +392,20 @@ class RandomAllocation(Sampling):
             raise TypeError("rows are read once in each epoch, an iterator once alone: give what can be read again.")
         self._in_use = True
 
-        def drawn() -> Iterator[Any]:
-            iteration, number = new_iteration(), 0
+        def allocated() -> Iterator[Any]:
             for epoch in itertools.count():
                 generator = None if seed is None else np.random.default_rng([seed, epoch])
                 numbers = functools.partial(self._draw_numbers, generator)
-                for batch in spread(rows, numbers, self.num_units, self.steps_per_epoch, folder, memory):
+                yield from spread(rows, numbers, self.num_units, self.steps_per_epoch, folder, memory)
+
+        def drawn() -> Iterator[Any]:
+            iteration = new_iteration()
+            try:
+                for number, batch in enumerate(allocated()):
                     size = len(tf.nest.flatten(batch)[0])
                     yield (iteration, number, size, number, np.ones(size, bool)), batch
-                    number += 1
+            except (ValueError, OSError) as problem:  # in words that a step passes on
+                raise NotPrivate(f"Refused batch: {problem}") from problem
 
         dataset = sampling_proof.generate(drawn, spec_of_rows(rows), self, shared, map, seeded=seed is not None)
         return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
