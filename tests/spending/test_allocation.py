@@ -118,19 +118,18 @@ def test_one_step_is_a_gaussian_and_no_noise_is_worth_nothing():
     assert epsilon_of(priced(0.05, 10), 1e-6) == epsilon_of(GaussianDpEvent(0.05), 1e-6)
 
 
-@pytest.mark.parametrize("others", [(-1.0, -1.0), (-1.0, 0.4), (0.4, 0.4)])
-def test_every_allocation_of_three_units_counted(others):
-    """Three units in two batches: all eight allocations, the noisy sums in the plane; units as far apart as can be."""
+@pytest.mark.parametrize("others", [(-1.0, -1.0), (-1.0, 0.4), (0.4, 0.4), (1.0, -1.0, 0.5, -0.5, 1.0, 0.0, -1.0)])
+def test_every_allocation_of_up_to_eight_units_counted(others):
+    """In two batches: all allocations, the two noisy sums in the plane. Others hide a unit, and never show it."""
     noise, epsilon = 1.0, 0.4
-    x = np.linspace(-9, 9, 361)
-    first, second = np.meshgrid(x, x, indexing="ij")
+    x = np.linspace(-11, 11, 441)
     cell = (x[1] - x[0]) ** 2
 
     def density(units):
         found = 0.0
         for batches in itertools.product((0, 1), repeat=len(units)):
             sums = [sum(unit for unit, batch in zip(units, batches) if batch == which) for which in (0, 1)]
-            found = found + stats.norm.pdf(first, sums[0], noise) * stats.norm.pdf(second, sums[1], noise)
+            found = found + np.outer(*(stats.norm.pdf(x, each, noise) for each in sums))
         return found / 2 ** len(units)
 
     with_unit, without = density([1.0, *others]), density([0.0, *others])
