@@ -1,5 +1,6 @@
 """The price of random allocation against what two neighbours can tell, by integration and by counting allocations."""
 
+import functools
 import itertools
 
 import dp_accounting
@@ -10,7 +11,7 @@ from scipy import stats
 
 from tfdp_rec.core.claim import allocation
 from tfdp_rec.core.claim.events import FailingDpEvent, RandomAllocationDpEvent, from_json, to_json
-from tfdp_rec.privacy import PoissonSampling, RandomAllocation, epsilon_of
+from tfdp_rec.privacy import PoissonSampling, RandomAllocation, RenyiFilter, epsilon_of
 
 
 def priced(noise, steps, epochs=1):
@@ -147,11 +148,50 @@ def test_an_epoch_composes_with_everything_else():
     assert epsilon_of(ComposedDpEvent([priced(1.0, 20, 3), poisson]), 1e-6) > alone
 
 
+@pytest.mark.parametrize("noise, steps", [(1.0, 2), (0.6, 2), (3.0, 2), (1.2, 3)])
+def test_renyi_divergences_are_bounds_of_both_directions(noise, steps):
+    """log E R^α and log E R^(1-α) by quadrature; equal to the former at whole orders."""
+    orders = np.array([1.25, 1.5, 2.0, 2.5, 3.0, 6.0, 9.0])
+    z, gap = np.linspace(-10, 26, {2: 5001, 3: 361}[steps], retstep=True)
+    chance = stats.norm.pdf(z) * gap
+    ratios = functools.reduce(np.add.outer, [np.exp(z / noise - noise**-2 / 2)] * steps) / steps
+    both = functools.reduce(np.multiply.outer, [chance] * steps)
+    with_unit, without = (
+        np.array([np.log((both * ratios**power).sum()) for power in powers]) / (orders - 1)
+        for powers in (orders, 1 - orders)
+    )
+    found = allocation.divergences(noise, steps, orders)
+    assert (found >= np.maximum(with_unit, without) - 1e-9).all()
+    assert found[[2, 4, 5, 6]] == pytest.approx(with_unit[[2, 4, 5, 6]], rel=1e-6)
+
+
+def test_inverse_moments_are_bounds_and_close_where_they_matter():
+    z = np.linspace(-12, 12, 4001)
+    chance = stats.norm.pdf(z) * (z[1] - z[0])
+    ratios = (np.exp(z - 0.5)[:, None] + np.exp(z - 0.5)[None]) / 2
+    powers = np.array([0.5, 1.0, 3.0, 8.0])
+    exact = np.array([np.log((np.outer(chance, chance) * ratios**-power).sum()) for power in powers])
+    found = allocation._log_inverse_moments(1.0, 2, powers)
+    assert (found >= exact).all() and found == pytest.approx(exact, rel=2e-3)
+
+
+@pytest.mark.parametrize("noise, steps, epochs", [(1.0, 108, 19), (0.5, 10, 1), (5.0, 1000, 10), (0.2, 10, 10)])
+def test_renyis_price_is_above_and_near_the_other(noise, steps, epochs):
+    event = priced(noise, steps, epochs)
+    assert epsilon_of(event, 1e-6) <= epsilon_of(event, 1e-6, "rdp") < 1.4 * epsilon_of(event, 1e-6)
+
+
+def test_a_filter_admits_epochs():
+    limit = RenyiFilter(8.0, 1e-6)
+    used = limit.used(priced(1.0, 108, 19))
+    assert 0.1 < used < limit.used(PoissonSampling(108, 1).compose(GaussianDpEvent(1.0), 19 * 108))
+    assert limit.used(priced(1.0, 108, 38)) == pytest.approx(2 * used)
+
+
 def test_what_has_no_price_is_refused():
-    with pytest.raises(ValueError, match="rdp accountant cannot account"):
-        epsilon_of(priced(1.0, 10), 1e-6, "rdp")
-    with pytest.raises(ValueError, match="pld accountant cannot account"):
-        epsilon_of(RandomAllocationDpEvent(LaplaceDpEvent(1.0), 10), 1e-6)
+    for accountant in ("pld", "rdp"):
+        with pytest.raises(ValueError, match=f"{accountant} accountant cannot account"):
+            epsilon_of(RandomAllocationDpEvent(LaplaceDpEvent(1.0), 10), 1e-6, accountant)
     with pytest.raises(ValueError, match="fails within a sampling"):
         epsilon_of(RandomAllocationDpEvent(FailingDpEvent(1e-9), 10), 1e-6)
     with pytest.raises(ValueError, match="steps_per_epoch must be"):

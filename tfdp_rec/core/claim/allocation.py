@@ -38,6 +38,8 @@ Distribution: TypeAlias = "privacy_loss_distribution.PrivacyLossDistribution"
 ROUNDING = 1e-12  # share of δ that float64 changes, for each step: sums of at most two grids of positive terms
 _POINTS = 2048  # of a grid, about
 _TAIL = 1e-22  # probability, and part of the mean, beyond the ends of a grid
+_RARE = 1e-18  # probability of ratios that count as hardly any
+_MOST_ORDER = 128  # of Rényi divergences
 _REACH = 10.5  # standard deviations to each side that the first grid covers
 
 
@@ -87,6 +89,45 @@ def losses_of_epoch(noise: float, steps: int, grid: float, points: int = _POINTS
     removed = pld_pmf.DensePLDPmf(grid, first, without * np.exp(losses), ratios.at_infinity, True)
     added = pld_pmf.DensePLDPmf(grid, -first - len(without) + 1, without[::-1], ratios.at_zero, True)
     return privacy_loss_distribution.PrivacyLossDistribution(removed, added)
+
+
+def divergences(noise: float, steps: int, orders: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Bounds on the Rényi divergences of an epoch; infinite above order 128."""
+    # With the unit, (α - 1) D_α = log E R^α, convex in α: below the line between whole orders.
+    whole = np.interp(orders, np.arange(1, _MOST_ORDER + 1), _log_moments(noise, steps)[1:], right=np.inf)
+    return np.maximum(whole, _log_inverse_moments(noise, steps, orders - 1.0)) / (orders - 1.0)
+
+
+def _log_moments(noise: float, steps: int) -> NDArray[np.float64]:
+    """log E R^k for k = 0, 1, ..., exactly: E (X_1 + ... + X_T)^k / k! is that of z^k in (Σ_j E X^j z^j / j!)^T."""
+    orders = np.arange(_MOST_ORDER + 1)
+    series = orders * (orders - 1) / (2 * noise * noise) - special.gammaln(orders + 1)
+
+    def times(one: NDArray[np.float64], other: NDArray[np.float64]) -> NDArray[np.float64]:
+        table = one[:, None] + other[::-1]
+        return np.array([special.logsumexp(np.diagonal(table, _MOST_ORDER - order)) for order in orders])
+
+    total = series
+    for digit in bin(steps)[3:]:
+        total = times(total, total)
+        total = times(total, series) if digit == "1" else total
+    return total + special.gammaln(orders + 1) - orders * math.log(steps)
+
+
+def _log_inverse_moments(noise: float, steps: int, powers: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Bounds on log E R^-β, which is (α - 1) D_α without ~> with at α = β + 1."""
+    ratios = ratios_of_epoch(noise, steps)
+    logs, powers = ratios.logs, powers[:, None]
+    # From the grid's first ratio c on R^-β, and below it its tangent: convex, so that the grid's mean is a bound.
+    tangent = math.log(ratios.at_zero) - powers * logs[:1] + np.log1p(powers)
+    grid = np.log(ratios.mass, where=ratios.mass > 0, out=np.full_like(logs, -np.inf)) - powers * logs
+    # What R^-β is more than that is at most (E R^-2β P(R < c))^½, with R at least the geometric mean of the X_t, and
+    # P(R < c) at most E max(0, d - R) / (d - c) for any ratio d above c.
+    inner = max(1, int(np.searchsorted(np.cumsum(ratios.mass), _RARE)))
+    values = np.exp(logs[: inner + 1])
+    short = ratios.mass[:inner] @ (values[inner] - values[:inner]) + ratios.at_zero * values[inner]
+    rest = math.log(short / (values[inner] - values[0])) + (4 * powers * powers / steps + 2 * powers) / (2 * noise**2)
+    return special.logsumexp(np.concatenate([tangent, grid, rest / 2], axis=1), axis=1)
 
 
 def _ratios_of_step(noise: float, points: int) -> Ratios:

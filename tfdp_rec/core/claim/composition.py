@@ -29,7 +29,6 @@ from tfdp_rec.core.ground.refused import refuse_no_number
 
 _PLD_GRID = 1e-4  # dp_accounting's default width
 _COARSE = 16.0  # factor on the grid during a search
-_ROUGH = 1000.0  # factor on the grid for an ε that chooses the grid
 _PLD_FINE_UP_TO = 50.0  # above this ε the grid widens in proportion, which bounds the memory
 _ROUNDING = 1e-11  # dp_accounting computes log A(α) to 6e-12 at worst, of any sign; under huge noise that exceeds it
 _PLD_UP_TO = 1000.0  # above this ε the guarantee says little, and rdp's bound is returned
@@ -70,11 +69,10 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
     convolved = sum(1 if isinstance(part, GaussianDpEvent) else count for part, count in events.parts_of(event))
     allocated = sum(count * getattr(part, "steps_per_epoch", 0) for part, count in events.parts_of(event))
     certain = profiles.certain_delta(delta, convolved) - delta * allocation.ROUNDING * allocated
-    if quickest(event, accountant) == "rdp":  # at most a little above pld's: it chooses the grid
+    rough = math.inf if certain <= 0.0 else 0.0
+    if _is_supported(event, "rdp"):  # at most a little above pld's: it chooses the grid
         rough = _rdp_epsilon(event, delta, whole_orders())
         rough = rough if rough <= _PLD_FINE_UP_TO and certain > 0.0 else _rdp_epsilon(event, delta, orders())
-    else:
-        rough = _pld_epsilon(event, certain, _ROUGH * _PLD_GRID) if certain > 0.0 else math.inf
     if rough > _PLD_UP_TO or certain <= 0.0:  # pld cannot tell so small a δ from 0
         return rough
     return _pld_epsilon(event, certain, _PLD_GRID * coarser * max(1.0, rough / _PLD_FINE_UP_TO))
@@ -138,6 +136,8 @@ def _divergences(part: str, orders: tuple[float, ...]) -> NDArray[np.float64]:
             found = profiles.pure_divergences(event.epsilon, alpha)
         elif isinstance(event, PaddedDpEvent):
             found = profiles.divergences_under_padding(event.padding, divergences(event.event, orders), alpha)
+        elif isinstance(event, RandomAllocationDpEvent) and events.is_private(event):
+            found = allocation.divergences(event.event.noise_multiplier, event.steps_per_epoch, alpha)
         elif events.is_private(event) and RdpAccountant().supports(event):
             found = RdpAccountant(list(orders)).compose(event).rdp
         else:
@@ -162,10 +162,9 @@ def _mechanism_losses(event: GaussianDpEvent | LaplaceDpEvent, probability: floa
 
 def searches(event: DpEvent, accountant: str) -> list[tuple[str, float]]:
     """(accountant, coarser) of successive searches for a number that depends on ε; each starts from the last result."""
-    if accountant == "rdp":
+    if accountant == "rdp" or not _is_supported(event, "rdp"):
         return [(accountant, 1.0)]
-    by_rdp = [("rdp", _COARSE)] if quickest(event, accountant) == "rdp" else []
-    return [*by_rdp, (accountant, _COARSE), (accountant, 1.0)]
+    return [("rdp", _COARSE), (accountant, _COARSE), (accountant, 1.0)]
 
 
 def most_steps(epsilon: Callable[[int], float], target: float, start: int) -> int:
@@ -185,18 +184,12 @@ def most_steps(epsilon: Callable[[int], float], target: float, start: int) -> in
     return low
 
 
-def quickest(event: DpEvent, accountant: str) -> str:
-    """"rdp" if it can account for the event, and so bound pld's answer; else the accountant itself."""
-    return "rdp" if _is_supported(event, "rdp") else accountant
-
-
 def _is_supported(event: DpEvent, accountant: str) -> bool:
     parts = [part for part, _ in events.parts_of(events.as_priced(events.split_failures(event)[0]))]
     epochs = [part for part in parts if isinstance(part, RandomAllocationDpEvent)]
     others = ComposedDpEvent([part for part in parts if part not in epochs])
-    if epochs and (accountant == "rdp" or not all(isinstance(part.event, GaussianDpEvent) for part in epochs)):
-        return False
-    return bool(_fresh(accountant).supports(others))
+    known = all(isinstance(part.event, GaussianDpEvent) for part in epochs)
+    return known and bool(_fresh(accountant).supports(others))
 
 
 def check_supported(event: DpEvent, accountant: str) -> None:
