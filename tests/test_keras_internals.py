@@ -547,3 +547,35 @@ def test_a_call_in_the_surroundings_of_another_has_its_masks_and_its_training():
     assert [training for training, _ in seen] == [True, True, None]
     masks = [None if mask is None else mask.numpy().tolist() for _, mask in seen]
     assert masks == [[True, False], [False, False], None]
+
+
+def test_a_variable_without_values_is_named_in_a_checkpoint_and_found_there_when_slices_of_it_are_added(tmp_path):
+    spec = tf.TensorSpec([5, 3], tf.float32)
+
+    def create(next_creator, **options):
+        large = options["trainable"] and len(options["initial_value"]().shape) == 2
+        return keras_internals.valueless_variable(spec, "hollow_0") if large else next_creator(**options)
+
+    ids = keras.Input([2], dtype="int32")
+    with tf.variable_creator_scope(create):
+        table = keras.layers.Embedding(5, 3)
+        model = keras.Model(ids, keras.layers.Rescaling(2.0)(table(ids)))
+    hollow = keras_internals.resource(table.embeddings)
+    for read in (hollow.numpy, lambda: tf.gather(hollow, [1]), lambda: tf.convert_to_tensor(hollow)):
+        with pytest.raises(tf.errors.FailedPreconditionError, match="has no values"):
+            read()
+    keras_internals.serving_archive(model).write_out(tmp_path / "servable", verbose=False)
+    written, added = tmp_path / "servable" / "variables", tmp_path / "added"
+    written.rename(added)
+    key = keras_internals.checkpoint_keys(str(added / "variables"))[hollow.name]
+    values = np.arange(15, dtype="float32").reshape(5, 3)
+    for start, end in ((0, 4), (4, 5)):
+        place = f"5 3 {start},{end - start}:-"
+        tf.raw_ops.SaveV2(
+            prefix=str(added / str(start)), tensor_names=[key], shape_and_slices=[place], tensors=[values[start:end]]
+        )
+    parts = [str(added / name) for name in ("variables", "0", "4")]
+    tf.raw_ops.MergeV2Checkpoints(checkpoint_prefixes=parts, destination_prefix=str(written / "variables"))
+    loaded = tf.saved_model.load(tmp_path / "servable")
+    assert np.array_equal(loaded.serve(tf.constant([[4, 0]])), 2 * values[None, [4, 0]])
+    assert sum(len(each.shape) == 2 for each in loaded._all_variables) == 1 and not loaded.variables

@@ -72,7 +72,8 @@ def test_one_worker_makes_the_single_machines_model_for_every_mechanism():
 
 def test_an_interrupted_training_goes_on_as_if_it_had_not_been(one_worker):
     found = one_worker["resumed"]
-    assert all(f"resume() before {act}" in words for act, words in zip(("fit", "model", "save"), found["refused"]))
+    acts = ("fit", "model", "save", "model")  # the last one is a release by shards
+    assert all(f"resume() before {act}" in words for act, words in zip(acts, found["refused"], strict=True))
     assert "is in use" in found["beside"]
     assert found["forgotten"].startswith("BrokenLedger") and "Restore the right one" in found["forgotten"]
     assert found["attempts"] == 7
@@ -99,6 +100,53 @@ def test_what_was_released_is_not_forgotten(released_models):
     assert found["off"] == 0.0
     assert 0.9 < found["spread"] < 1.1  # one noise a step; of 3,184 values these are eight standard deviations
     assert abs(found["alike"]) < 0.15  # the two servers' noise; six standard deviations
+
+
+def test_a_release_by_shards_answers_as_the_whole_model_and_nothing_is_written_twice(one_worker):
+    found = one_worker["by shards"]
+    assert found["off"] == 0.0 and found["spread"] > 0.1
+    assert sorted(found["sizes"])[-2:] == [150 * 8 * 4] * 2, "each of two servers wrote its half"
+    assert sum(found["sizes"]) < 2 * 9600, "Keras would write each table twice"
+    some = found["unread"]
+    assert some["off"] == 0.0 and some["spread"] > 0.01
+    assert sum(some["sizes"]) < 2 * 9600, "the table that no answer reads is not there"
+
+
+def test_a_release_by_shards_that_is_cut_short_leaves_nothing_and_draws_no_other_noise_when_repeated(one_worker):
+    found = one_worker["by shards"]
+    words, left = found["cut short"]
+    assert words.startswith("RuntimeError: a server died") and left == ["training"]
+    words, left = found["not shared"]
+    assert words.startswith("OSError: A server wrote to") and left == ["training"]
+    assert found["another noise"] == 0.0
+    assert found["older stays"]
+
+
+def test_a_release_by_shards_settles_what_lands_while_it_is_written(one_worker):
+    found = one_worker["by shards"]
+    assert found["late"] == 0.0 and found["moved"] > 0.05
+
+
+def test_a_release_by_shards_appears_after_the_checkpoint_of_what_it_holds(one_worker):
+    assert one_worker["by shards"]["there"] == [False]
+
+
+def test_what_cannot_be_released_by_shards_is_refused(one_worker):
+    found = one_worker["by shards"]
+    assert found["address"].startswith("ValueError: gs://somewhere/else is an address")
+    assert found["reads"].startswith("ValueError: The model reads its tables when it is made or exported")
+    assert found["reads in call"] == found["reads"]
+    assert found["own export"].startswith("ValueError: OwnExport has an export of its own")
+
+
+@pytest.mark.slow
+def test_a_table_four_times_the_chiefs_memory_limit_is_released_by_shards(tmp_path):
+    if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 12 * 2**30:
+        pytest.skip("needs 12 GB of free memory: two servers, and at the end the whole model to compare with")
+    found = scenario("by_shards_under_a_limit", str(tmp_path))
+    assert found["off"] == 0.0 and found["spread"] > 0.01
+    assert "ResourceExhaustedError" in found["refused"], "the limit holds: the whole model does not fit"
+    assert 4 < found["written"] < 4.01
 
 
 def test_everything_in_a_section_runs_on_its_server(one_worker):

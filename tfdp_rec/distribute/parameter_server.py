@@ -160,7 +160,7 @@ class ParameterServer:
             own.build(variables, {variable.path: None for variable, table, _ in self._variables if table})
         self.optimizer = own
         self.land = self.lock.section(self._land)
-        self._rows_of = self.lock.section(self._read)
+        self._rows_of, self._keep_rows = self.lock.section(self._read), self.lock.section(self._write)
         self.settle = self.lock.section((lambda: None) if own.debts is None else own.debts.settle_all)
 
     @property
@@ -187,6 +187,10 @@ class ParameterServer:
         """Distinct rows of shards, by table, with the noise of all steps that have landed; in one call."""
         return self._rows_of(dict(rows))
 
+    def write(self, rows: Mapping[str, tf.Tensor], prefix: str, key: str, place: str) -> None:
+        """Writes what `read` gives of one table, as a slice of a tensor in a checkpoint of TensorFlow's."""
+        self._keep_rows(dict(rows), tf.constant(prefix), tf.constant(key), tf.constant(place))
+
     # What runs on the server, under its lock.
 
     def _read(self, rows: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -197,6 +201,10 @@ class ParameterServer:
                 self.optimizer.debts.settle_before_read(shard, own)
             found[path] = tf.gather(resource(shard), own)
         return found
+
+    def _write(self, rows: Mapping[str, tf.Tensor], prefix: tf.Tensor, key: tf.Tensor, place: tf.Tensor) -> None:
+        found = list(self._read(rows).values())
+        tf.raw_ops.SaveV2(prefix=prefix, tensor_names=[key], shape_and_slices=[place], tensors=found)
 
     def _land(self, gradients: Mapping[str, Any], rate: tf.Tensor, regularization: Mapping[str, tf.Tensor]) -> None:
         own = self.optimizer

@@ -91,6 +91,8 @@ class ServedModel:
             if table is None:
                 mine.assign(resource(variable).numpy())
                 continue
+            if not resource(mine).is_initialized():  # a table that its servers write (`hollow_model.py`)
+                continue
             for shard, rows in table.chunks(_CHUNK_VALUES):
                 values = shard.server.read({variable.path: rows})[variable.path]
                 scatter("Update", resource(mine), rows + shard.first, tf.constant(values.numpy()))
@@ -126,13 +128,12 @@ class Placement:
 
     def _create(self, next_creator: Callable[..., Any], **options: Any) -> Any:
         initial = options["initial_value"]
-        spec = _spec(initial, options.get("dtype"))
-        divisible = options.get("trainable", True) and spec.shape.rank == 2 and spec.dtype.is_floating
-        shards = self._partitions(spec.shape, spec.dtype)[0] if divisible else 1
+        spec = spec_of(initial, options.get("dtype"))
+        shards = self._partitions(spec.shape, spec.dtype)[0] if is_divisible(options, spec) else 1
         if shards > 1:
             return self._create_shards(next_creator, options, spec, shards)
         server = self._emptiest(1)[0]
-        server.bytes_held += _size(spec)
+        server.bytes_held += bytes_of(spec)
         with tf.device(server.device):
             return next_creator(**options)
 
@@ -148,7 +149,7 @@ class Placement:
         values = _Rows(options["initial_value"], spec)
         shards = []
         for server, start, end in zip(self._emptiest(count), starts, ends):
-            server.bytes_held += (end - start) * _size(spec) // spec.shape[0]
+            server.bytes_held += (end - start) * bytes_of(spec) // spec.shape[0]
             with tf.device(server.device):
                 shards.append(Shard(server, start, create(**{**options, "initial_value": values(start, end)})))
         return ServedTable(shards)
@@ -184,7 +185,12 @@ class _Rows:
         return initializer([end - start, *self._spec.shape[1:]], dtype=self._spec.dtype.name)
 
 
-def _spec(initial: Any, dtype: Any) -> tf.TensorSpec:
+def is_divisible(options: dict[str, Any], spec: tf.TensorSpec) -> bool:
+    """Whether a variable that is made with these options may be a table."""
+    return options.get("trainable", True) and spec.shape.rank == 2 and spec.dtype.is_floating
+
+
+def spec_of(initial: Any, dtype: Any) -> tf.TensorSpec:
     """Shape and type of an initial value, without computing it."""
     if not callable(initial):
         tensor = tf.convert_to_tensor(initial, dtype)
@@ -193,5 +199,6 @@ def _spec(initial: Any, dtype: Any) -> tf.TensorSpec:
     return tf.TensorSpec(traced.outputs[0].shape, traced.outputs[0].dtype)
 
 
-def _size(spec: tf.TensorSpec) -> int:
+def bytes_of(spec: tf.TensorSpec) -> int:
+    """The size of its values."""
     return int(spec.shape.num_elements()) * spec.dtype.size

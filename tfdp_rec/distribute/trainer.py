@@ -11,7 +11,7 @@ counted before it is dispatched, and again when it is dispatched again because i
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
@@ -22,6 +22,7 @@ from tfdp_rec.core.claim.entries import Entries
 from tfdp_rec.core.claim.ledger import Ledger
 from tfdp_rec.core.claim.sampling_proof import refuse_choosing, source_of
 from tfdp_rec.core.claim.schemes import PoissonSampling
+from tfdp_rec.core.ground.files import is_address, replace_atomically
 from tfdp_rec.core.ground.keras_internals import iterator_spec, layers_within, random_states
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
@@ -29,6 +30,7 @@ from tfdp_rec.distribute.attempts import open_attempts
 from tfdp_rec.distribute.checkpoint import Checkpoints
 from tfdp_rec.distribute.cluster import Cluster
 from tfdp_rec.distribute.connection import Watch, connect
+from tfdp_rec.distribute.hollow_model import export, hollow_tables, write_tables
 from tfdp_rec.distribute.parameter_server import refuse_unserved
 from tfdp_rec.distribute.rounds import Rounds
 from tfdp_rec.distribute.served_model import ServedModel
@@ -109,7 +111,7 @@ class ParameterServerTrainer:
         self._compile_options = {"loss": loss, "loss_weights": loss_weights}
         if microbatch_size is not None:
             self._compile_options["microbatch_size"] = microbatch_size
-        self._every, self._saved = checkpoint_every, 0
+        self._every, self._saved, self._min_bytes = checkpoint_every, 0, min_shard_bytes
         self._begun_with = Entries()  # what was spent on the weights before this training
         cluster = Cluster(cluster_resolver.cluster_spec().as_dict())
         self._watch = Watch(cluster, seconds_without_progress)
@@ -351,25 +353,48 @@ class ParameterServerTrainer:
             ServerLost: a parameter server died.
             ValueError: `checkpoint_directory` holds a training that was not resumed.
         """
+        with self._releasing(contextlib.nullcontext()) as local:
+            return local
+
+    @contextlib.contextmanager
+    def _releasing(self, making: contextlib.AbstractContextManager[Any]) -> Iterator[Any]:
+        """A block with a model of the settled weights, made within `making`, and at its end a checkpoint of them."""
         self._refuse_unresumed("model")
         self._watch.greet()
-        local = self._model_fn()
-        local.compile(optimizer=self._optimizer_fn(), **self._compile_options)
-        if not all(layer.built for layer in layers_within(local)):
-            local.private_tables.find(self._spec)
+        with making:
+            local = self._model_fn()
+            local.compile(optimizer=self._optimizer_fn(), **self._compile_options)
+            if not all(layer.built for layer in layers_within(local)):
+                local.private_tables.find(self._spec)
         with self._rounds.pause:
             self._watch.during(lambda: self._served.fetch(local))
             local.open_history().merge(self._optimizer.privacy_history.snapshot())
+            yield local
             self.save()
-        return local
 
-    def export(self, path: str) -> None:
+    def export(self, path: str, *, by_shards: bool = False) -> None:
         """Exports the model for serving, with all its noise; as Keras' `export`.
 
+        By shards, each server writes its rows of the tables larger than `min_shard_bytes`, so that no process holds a
+        table whole. The folder appears when it is complete; if a server fails, there is none, and the export can be
+        repeated: rows that have got their noise owe none.
+
         Args:
-            path: Path of the SavedModel.
+            path: Path of the SavedModel; by shards, on a file system that all processes share.
+            by_shards: Whether servers write their rows themselves.
+
+        Raises:
+            ValueError: The model cannot be released by shards, or path is an address of a cloud; see also `model`.
+            OSError: A server does not share the file system.
         """
-        self.model().export(path)
+        if not by_shards:
+            self.model().export(path)
+            return
+        if is_address(path):
+            raise ValueError(f"{path} is an address, where no folder appears at once: export by shards to a folder.")
+        with replace_atomically(path) as temporary, self._releasing(hollow_tables(self._min_bytes)) as local:
+            export(temporary, local)
+            self._watch.during(lambda: write_tables(temporary, local, self._served))
 
     def close(self) -> None:
         """Lets another trainer, in this program or another, go on from the checkpoint directory."""

@@ -392,6 +392,48 @@ def iterator_spec(per_worker: Any) -> tf.TypeSpec:
     return per_worker._values[0]._type_spec
 
 
+def valueless_variable(spec: tf.TensorSpec, name: str) -> tf.Variable:
+    """A trainable variable that has no values before they are assigned: a checkpoint names it and does not hold it."""
+    from tensorflow.python.ops.resource_variable_ops import UninitializedVariable
+
+    class Valueless(UninitializedVariable):
+        """Its eager reads fail, where TensorFlow's own give an empty tensor."""
+
+        def _read_variable_op(self, no_copy: bool = False) -> Any:
+            self._check_values()
+            return super()._read_variable_op(no_copy)
+
+        def sparse_read(self, indices: Any, name: str | None = None) -> Any:
+            self._check_values()
+            return super().sparse_read(indices, name)
+
+        def _check_values(self) -> None:
+            if tf.executing_eagerly() and not self.is_initialized():
+                raise tf.errors.FailedPreconditionError(None, None, f"{self.name} has no values.")
+
+    return Valueless(trainable=True, name=name, shape=spec.shape, dtype=spec.dtype)
+
+
+def checkpoint_keys(prefix: str) -> dict[str, str]:
+    """The key in a checkpoint of each variable that it names, by the variable's own name."""
+    from tensorflow.core.protobuf.trackable_object_graph_pb2 import TrackableObjectGraph
+
+    written = tf.train.load_checkpoint(prefix).get_tensor("_CHECKPOINTABLE_OBJECT_GRAPH")
+    attributes = [each for node in TrackableObjectGraph.FromString(written).nodes for each in node.attributes]
+    return {f"{each.full_name}:0": each.checkpoint_key for each in attributes}
+
+
+def serving_archive(model: keras.Model) -> keras.export.ExportArchive:
+    """What Keras' `export` of a model writes, without the second place that it gives to each variable."""
+    from keras.src.export.export_utils import get_input_signature
+
+    archive = keras.export.ExportArchive()
+    archive.track_and_add_endpoint("serve", model, get_input_signature(model))
+    for kind in ("variables", "trainable_variables", "non_trainable_variables"):
+        archive.add_variable_collection(kind, [])  # a loader would hold what is in them beside what `serve` reads
+    return archive
+
+
 def resource_key(handle: Any) -> Any:
     """Name, device and container of a resource, the same by all eager tensors of its handle; else the tensor's id."""
     # A handle has no other name in Python than the text that it is shown as.
