@@ -349,6 +349,33 @@ def unread(cluster, directory):
     return found | {"late": float(np.abs(some - later).max()), "moved": float(np.abs(later - whole).max())}
 
 
+def killed_while_it_writes(directory):
+    """A server is killed between two pieces of a release by shards; the training goes on, and releases."""
+    folders, name = [os.path.join(directory, each) for each in ("shards", "whole")], "lazy, real noise"
+    write = ParameterServer.write
+
+    def write_and_kill(server, *arguments):
+        write(server, *arguments)
+        if cluster.pid("ps:1") is not None:
+            cluster.kill("ps:1")
+
+    with LocalCluster(1, 2) as cluster:
+        trainer = trainer_of(cluster, name, os.path.join(directory, "training"))
+        trainer.fit(5, verbose=0)
+        ParameterServer.write = write_and_kill
+        lost = refusal(lambda: trainer.export(folders[0], by_shards=True))
+        ParameterServer.write = write
+        left = os.listdir(directory)
+        trainer.close()
+        cluster.restart("ps:1")
+        with trainer_of(cluster, name, os.path.join(directory, "training")) as again:
+            again.resume()
+            again.export(folders[0], by_shards=True)
+            again.export(folders[1])
+    some, whole = [answers_of(folder)[0] for folder in folders]
+    return {"lost": lost, "left": left, "off": float(np.abs(some - whole).max()), "spread": float(whole.std())}
+
+
 def by_shards_under_a_limit(directory, megabytes=700):
     """A release of a table four times as large as all memory that the chief may take, from before its trainer is."""
     if resource.getrlimit(resource.RLIMIT_STACK)[0] != 1 << 20:  # of each thread; a process takes it when it begins

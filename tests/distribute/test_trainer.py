@@ -140,6 +140,13 @@ def test_what_cannot_be_released_by_shards_is_refused(one_worker):
 
 
 @pytest.mark.slow
+def test_a_server_killed_during_a_release_by_shards_leaves_nothing_and_the_training_goes_on(tmp_path):
+    found = scenario("killed_while_it_writes", str(tmp_path))
+    assert found["lost"].startswith("ServerLost: A parameter server died") and found["left"] == ["training"]
+    assert found["off"] == 0.0 and found["spread"] > 0.01
+
+
+@pytest.mark.slow
 def test_a_table_four_times_the_chiefs_memory_limit_is_released_by_shards(tmp_path):
     if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 12 * 2**30:
         pytest.skip("needs 12 GB of free memory: two servers, and at the end the whole model to compare with")
