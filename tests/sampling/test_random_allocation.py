@@ -205,6 +205,47 @@ def test_the_middle_of_an_epoch_that_another_model_began_is_refused():
     assert other_plan.accountant.steps == 0 and int(other.optimizer.iterations) == 0
 
 
+def test_a_step_in_the_middle_of_another_iteration_is_refused_at_the_same_place():
+    plan, other_plan = make_plan(), None
+    other_plan = make_plan(sampling=plan.sampling)
+    model, other = make_model(plan), make_model(other_plan)
+    draws, others = iter(plan.batches(fetch)), iter(plan.batches(fetch))
+    for _ in range(2):
+        model.train_on_batch(next(draws))
+        other.train_on_batch(next(others))
+    with pytest.raises(NotPrivate, match="that this training has not begun"):
+        model.train_on_batch(next(others))
+    model.train_on_batch(next(draws))
+    assert (plan.accountant.steps, other_plan.accountant.steps) == (STEPS, STEPS)
+
+
+def test_the_next_epoch_of_an_iteration_is_of_the_model_that_begins_it():
+    plan = make_plan()
+    other_plan = make_plan(sampling=plan.sampling)
+    model, other, draws = make_model(plan), make_model(other_plan), iter(plan.batches(fetch))
+    for _ in range(STEPS):
+        model.train_on_batch(next(draws))
+    other.train_on_batch(next(draws))
+    with pytest.raises(NotPrivate, match="that this training has not begun"):
+        model.train_on_batch(next(draws))
+    assert (plan.accountant.steps, other_plan.accountant.steps) == (STEPS, STEPS)
+
+
+def test_an_epoch_that_the_gate_refused_does_not_go_on_when_it_opens():
+    plan = make_plan()
+    model, draws = make_model(plan), iter(plan.batches(fetch))
+    for _ in range(STEPS):
+        model.train_on_batch(next(draws))
+    gate = model.optimizer.privacy_history.gate
+    gate.close()
+    with pytest.raises(NotPrivate, match="budget is spent"):
+        model.train_on_batch(next(draws))
+    gate.open(2 * STEPS, plan.sampling.name)
+    with pytest.raises(NotPrivate, match="that this training has not begun"):
+        model.train_on_batch(next(draws))
+    assert plan.accountant.steps == STEPS == int(model.optimizer.iterations)
+
+
 def test_an_epoch_whose_first_step_was_refused_does_not_go_on():
     """The gate refuses the first step of a third epoch: none of its later steps is made for nothing."""
     plan = make_plan(2)
@@ -233,6 +274,17 @@ def test_a_batch_left_out_and_a_batch_used_twice_are_refused():
         model.fit(plan.batches(fetch).filter(lambda *_: True), steps_per_epoch=2, callbacks=[plan.budget()])
     with pytest.raises(ValueError, match="position means nothing without a seed"):
         plan.batches(fetch, position=3)
+
+
+def test_a_budget_is_for_whole_epochs_and_a_fit_says_how_many_were_begun():
+    plan = make_plan()
+    with pytest.raises(ValueError, match="steps=12 must be whole epochs of 5 steps"):
+        tfdp_rec.callbacks.PrivacyBudget(plan.accountant, 5.0, steps=12)
+    model = make_model(plan)
+    for _ in range(3):
+        model.fit(plan.batches(fetch), steps_per_epoch=2, verbose=0, callbacks=[plan.budget()])
+    with pytest.raises(ValueError, match="after 15 steps, of 3 epochs that were begun, the target"):
+        model.fit(plan.batches(fetch), steps_per_epoch=2, verbose=0, callbacks=[plan.budget()])
 
 
 def test_a_plan_is_for_whole_epochs():
@@ -331,6 +383,46 @@ def test_another_number_of_rows_is_refused_before_anything_is_trained_or_paid(co
     with pytest.raises(NotPrivate, match=f"^Refused batch: There are {words}"):
         model.fit(plan.file_batches(Rows(count)), steps_per_epoch=STEPS, verbose=0, callbacks=[plan.budget()])
     assert plan.accountant.steps == 0 and int(model.optimizer.iterations) == 0
+
+
+@pytest.mark.parametrize(
+    "rows, words",
+    [
+        ([], "There are no rows"), ({"x": np.arange(5)}, "stretches of rows"), (np.arange(5), "stretches of rows"),
+        (fetch, "stretches of rows"),
+    ],
+)
+def test_what_is_no_stretches_of_rows_is_refused_with_a_sentence(rows, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        RandomAllocation(UNITS, STEPS).file_batches(rows)
+
+
+def test_rows_of_users_are_refused_where_each_row_is_a_unit():
+    with pytest.raises(NotPrivate, match="each row of files is a unit, and this sampling's are users"):
+        RandomAllocation(UNITS, STEPS, unit="user").file_batches(Rows())
+
+
+def test_a_column_of_users_is_warned_of():
+    class OfUsers(Rows):
+        def __iter__(self):
+            for x, y in super().__iter__():
+                yield {**x, "user_id": x["x"] % 3}, y
+
+    with pytest.warns(UserWarning, match="by its name 'user_id' holds users"):
+        make_plan(sampling=RandomAllocation(UNITS, STEPS)).file_batches(OfUsers())
+
+
+def test_a_file_that_is_given_twice_is_refused(tmp_path):
+    """A row that is read twice in an epoch is in two of its batches, at the price of one."""
+    import pyarrow as pa
+    import pyarrow.parquet
+
+    pa.parquet.write_table(pa.table({"x": [1, 2]}), tmp_path / "a.parquet")
+    (tmp_path / "b.parquet").symlink_to(tmp_path / "a.parquet")
+    for paths in (tmp_path, [tmp_path / "a.parquet"] * 2, [f"{tmp_path}/a*", f"{tmp_path}/a.parquet"]):
+        with pytest.raises(ValueError, match="a.parquet is given twice"):
+            tfdp_rec.data.RowFiles(paths, ["x"])
+    assert len(tfdp_rec.data.RowFiles(tmp_path / "b.parquet", ["x"])) == 2
 
 
 def test_what_cannot_be_read_twice_and_samplings_that_need_rows_at_random_are_refused():

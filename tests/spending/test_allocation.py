@@ -98,6 +98,32 @@ def test_ratios_keep_mean_and_variance(noise, steps):
     assert 1 - 1e-9 < spread < 1.005
 
 
+def test_what_lies_beyond_the_grid_is_counted(monkeypatch):
+    """With the ends of the grid where much is lost, the mean stays, no price falls, and Rényi's bounds hold."""
+    allocation.ratios_of_epoch.cache_clear()
+    fine = epsilon_of(priced(1.0, 8, 2), 1e-2), epsilon_of(priced(1.0, 8, 2), 1e-2, "rdp")
+    z, gap = np.linspace(-12, 12, 4001, retstep=True)
+    chance, one = stats.norm.pdf(z) * gap, np.exp(z - 0.5)
+    exact = np.log((np.outer(chance, chance) * ((one[:, None] + one) / 2) ** -8).sum())
+    monkeypatch.setattr(allocation, "_TAIL", 1e-3)
+    allocation.ratios_of_epoch.cache_clear()
+    try:
+        ratios = allocation.ratios_of_epoch(1.0, 8)
+        assert ratios.at_zero > 1e-4 and ratios.at_infinity > 1e-4
+        assert ratios.mass.sum() + ratios.at_zero == pytest.approx(1, abs=1e-13)
+        assert ratios.mass @ np.exp(ratios.logs) + ratios.at_infinity == pytest.approx(1, abs=1e-13)
+        assert epsilon_of(priced(1.0, 8, 2), 1e-2) > 1.05 * fine[0]
+        assert allocation._log_inverse_moments(1.0, 2, np.array([8.0]))[0] > exact
+    finally:
+        allocation.ratios_of_epoch.cache_clear()
+
+
+@pytest.mark.parametrize("noise", [1e6, 1e14, 1e100])
+def test_huge_noise_has_a_price(noise):
+    assert epsilon_of(priced(noise, 7), 1e-6) == 0 < epsilon_of(priced(noise, 7), 1e-6, "rdp") < 0.1
+    assert epsilon_of(RandomAllocationDpEvent(GaussianDpEvent(2.0), 7.0), 1e-6) > 0  # a whole number of another type
+
+
 def test_a_finer_grid_lowers_epsilon_by_its_square():
     found = []
     for points in (256, 512, 1024):

@@ -78,7 +78,7 @@ def describe(epsilon: float, accountant: Accountant) -> str:
     """ε with its δ, method and sampling, for a line of output."""
     sampling = accountant.sampling
     how = f"Poisson sampling, q = {sampling.expected_batch_size / sampling.num_units:.4g}"
-    if sampling.steps_at_once > 1:
+    if isinstance(sampling, RandomAllocation):
         how = f"random allocation, whole epochs of {sampling.steps_at_once} steps"
     method = accountant.accountant.upper()
     return f"epsilon = {round_up(epsilon):g} at delta = {accountant.delta:g} ({method}, {how})"

@@ -51,6 +51,7 @@ class PrivacyBudget(keras.callbacks.Callback):
             raise TypeError(f"accountant must be a tfdp_rec.privacy.Accountant, got {accountant!r}.")
         if not target_epsilon > 0:
             raise ValueError(f"target_epsilon must be positive, got {target_epsilon!r}.")
+        accountant.sampling.refuse_parts(steps or 0)
         self.accountant = accountant
         self.target_epsilon = target_epsilon
         self.steps = steps

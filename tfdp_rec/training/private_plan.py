@@ -24,6 +24,8 @@ import warnings
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+import tensorflow as tf
+
 from tfdp_rec.core.claim import events
 from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.allowance import Allowance
@@ -37,6 +39,7 @@ from tfdp_rec.core.claim.spending import Unaccounted
 from tfdp_rec.core.ground.files import Path
 from tfdp_rec.core.mechanism.correlated_noise import Correlation
 from tfdp_rec.core.sensitivity.weights import Auto
+from tfdp_rec.training.arrays import warn_of_users
 from tfdp_rec.training.privacy_budget import PrivacyBudget
 
 _NOTE = "plan"
@@ -97,11 +100,7 @@ class PrivatePlan:
             _warn_of_no_protection(epsilon)
         if int(steps) != steps or steps < 1:
             raise ValueError(f"steps must be a positive whole number, got {steps!r}.")
-        if rest := int(steps) % sampling.steps_at_once:
-            raise ValueError(
-                f"steps={steps} must be whole epochs of {sampling.steps_at_once} steps, each of which is paid for as a "
-                f"whole: {max(0, steps - rest) or steps - rest + sampling.steps_at_once}, say."
-            )
+        sampling.refuse_parts(steps)
         if correlation is not None:
             make_event = _make_planned_event(correlation, steps, make_event)
         self.sampling = sampling
@@ -231,6 +230,9 @@ class PrivatePlan:
                 f"{type(self.sampling).__name__} needs rows at random: plan.batches(fetch). Files that are read from "
                 "front to back have a price with sampling=tfdp_rec.data.RandomAllocation(num_rows, steps_per_epoch)."
             )
+        first = None if isinstance(rows, tf.data.Dataset) else next(iter(rows), None)
+        if first is not None and self.sampling.unit == "example":  # who says unit="row" means rows
+            warn_of_users(first, None, len(tf.nest.flatten(first)[0]))
         # Not one more, which would read the files once more.
         return self.sampling.file_batches(rows, **options).take(self.steps).prefetch(1)
 

@@ -35,12 +35,13 @@ from scipy import special
 
 Distribution: TypeAlias = "privacy_loss_distribution.PrivacyLossDistribution"
 
-ROUNDING = 1e-12  # share of δ that float64 changes, for each step: sums of at most two grids of positive terms
+ROUNDING = 1e-12  # part of δ that sums of positive terms in float64 may change, for each step of an epoch
 _POINTS = 2048  # of a grid, about
 _TAIL = 1e-22  # probability, and part of the mean, beyond the ends of a grid
 _RARE = 1e-18  # probability of ratios that count as hardly any
 _MOST_ORDER = 128  # of Rényi divergences
 _REACH = 10.5  # standard deviations to each side that the first grid covers
+_MOST_NOISE = 1e6  # more is priced as this much: float64 tells the ratios of a finer grid not apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,10 +63,10 @@ class Ratios:
 @functools.lru_cache(maxsize=64)
 def ratios_of_epoch(noise: float, steps: int, points: int = _POINTS) -> Ratios:
     """The likelihood ratio of an epoch of so many steps with Gaussian noise of this multiplier."""
-    few = _ratios_of_step(noise, points)  # of m steps
+    few = _ratios_of_step(min(noise, _MOST_NOISE), points)  # of m steps
     more = mean_of(few, 0.5, few)  # of m + 1
     number = 1
-    for digit in bin(steps)[3:]:
+    for digit in bin(int(steps))[3:]:
         finer = 2 if len(few.mass) < 0.7 * points else 1
         odd = mean_of(few, number / (2 * number + 1), more, finer)
         if digit == "0":
@@ -108,7 +109,7 @@ def _log_moments(noise: float, steps: int) -> NDArray[np.float64]:
         return np.array([special.logsumexp(np.diagonal(table, _MOST_ORDER - order)) for order in orders])
 
     total = series
-    for digit in bin(steps)[3:]:
+    for digit in bin(int(steps))[3:]:
         total = times(total, total)
         total = times(total, series) if digit == "1" else total
     return total + special.gammaln(orders + 1) - orders * math.log(steps)
@@ -119,7 +120,7 @@ def _log_inverse_moments(noise: float, steps: int, powers: NDArray[np.float64]) 
     ratios = ratios_of_epoch(noise, steps)
     logs, powers = ratios.logs, powers[:, None]
     # From the grid's first ratio c on R^-β, and below it its tangent: convex, so that the grid's mean is a bound.
-    tangent = math.log(ratios.at_zero) - powers * logs[:1] + np.log1p(powers)
+    tangent = math.log(ratios.at_zero or 1e-300) - powers * logs[:1] + np.log1p(powers)
     grid = np.log(ratios.mass, where=ratios.mass > 0, out=np.full_like(logs, -np.inf)) - powers * logs
     # What R^-β is more than that is at most (E R^-2β P(R < c))^½, with R at least the geometric mean of the X_t, and
     # P(R < c) at most E max(0, d - R) / (d - c) for any ratio d above c.
@@ -172,10 +173,15 @@ def mean_of(one: Ratios, weight: float, other: Ratios, finer: int = 1) -> Ratios
         stop = at + finer * (end - begin)
         mass[at:stop:finer] += both - up
         mass[at + 1 : stop + 1 : finer] += up
-    # Where one of both is 0 or infinite, which is hardly ever, so is all that the mean holds then.
-    zero = one.at_zero + other.at_zero
-    lost = weight * (one.at_infinity + other.at_zero) + (1.0 - weight) * (other.at_infinity + one.at_zero)
-    return _trim(Ratios(step, first, mass, zero, lost))
+    # Where one of both is 0 or infinite, which is hardly ever, the mean is spread over 0 and infinity.
+    zero = _either(one.at_zero, other.at_zero)
+    mine, others = _either(one.at_infinity, other.at_zero), _either(other.at_infinity, one.at_zero)
+    return _trim(Ratios(step, first, mass, zero, weight * mine + (1.0 - weight) * others))
+
+
+def _either(one: float, other: float) -> float:
+    """The chance of one or both of two independent events."""
+    return one + other - one * other
 
 
 def _share(place: Any, step: float) -> Any:

@@ -88,8 +88,10 @@ class Allowance:
                 f"{textwrap.shorten(besides, 160, placeholder=' ...')}. Weights keep what they were trained at, frozen "
                 "ones too. Give a larger epsilon, of which this much is spent, or train earlier models with less."
             )
-        others = accountant.steps - int(self._optimizer.iterations)
+        others, together = accountant.steps - int(self._optimizer.iterations), accountant.sampling.steps_at_once
         shared = f", {others} of them by another model or optimizer of the same weights" if others > 0 else ""
+        if together > 1:
+            shared = f", of {accountant.steps // together} epochs that were begun"
         said = (
             f"{ahead} more step(s) would exceed the budget: epsilon is {accountant.epsilon():.4g} after "
             f"{accountant.steps} steps{shared}, the target is {self.target:g} and the limit {self._limit} steps. "

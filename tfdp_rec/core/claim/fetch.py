@@ -80,5 +80,7 @@ def spec_of_rows(rows: Any) -> Any:
     def spec(array: Any) -> tf.TensorSpec:
         return tf.TensorSpec([None, *array.shape[1:]], array.dtype)
 
-    given = rows.element_spec if isinstance(rows, tf.data.Dataset) else spec_of(next(iter(rows)))
-    return tf.nest.map_structure(spec, given)
+    first = rows.element_spec if isinstance(rows, tf.data.Dataset) else next(iter(rows), None)
+    if first is None:
+        raise ValueError("There are no rows: all files are empty.")
+    return tf.nest.map_structure(spec, first if isinstance(rows, tf.data.Dataset) else spec_of(first))

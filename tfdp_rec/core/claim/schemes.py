@@ -108,7 +108,7 @@ class Sampling(abc.ABC):
         return Sampling.from_state, (self.get_state(),)  # a copy is another sampling: its draws have its own price
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if vars(self).get("_in_use") and name in ("name", *self.get_state()):
+        if vars(self).get("_in_use") and name in ("name", "expected_batch_size", *self.get_state()):
             raise AttributeError(
                 f"{name} of a {type(self).__name__} is fixed once it has drawn batches, since its steps are priced by "
                 "it: make another sampling, and batches and an accountant of that one."
@@ -123,6 +123,15 @@ class Sampling(abc.ABC):
     def steps_at_once(self) -> int:
         """Number of successive steps that are counted, and paid for, at the first of them."""
         return 1
+
+    def refuse_parts(self, steps: int) -> None:
+        """Raises for a number of steps in which some are left of those that are paid for together."""
+        if rest := int(steps) % self.steps_at_once:
+            less, more = steps - rest, steps - rest + self.steps_at_once
+            raise ValueError(
+                f"steps={steps} must be whole epochs of {self.steps_at_once} steps, each of which is paid for as a "
+                f"whole: {less or more}, say."
+            )
 
     def price(self, event: DpEvent) -> DpEvent | None:
         """The event of `steps_at_once` steps, each of which is `event` on its batch; None if steps have no price."""
@@ -388,8 +397,18 @@ class RandomAllocation(Sampling):
         from tfdp_rec.core.claim import sampling_proof
         from tfdp_rec.core.ground.spread import spread
 
+        if isinstance(rows, dict | np.ndarray) or not isinstance(rows, Iterable):
+            raise TypeError(
+                "rows are stretches of rows: tfdp_rec.data.RowFiles, or a tf.data.Dataset of batches. For arrays in "
+                "memory call batches(lambda indices: ...)."
+            )
         if iter(rows) is rows:
             raise TypeError("rows are read once in each epoch, an iterator once alone: give what can be read again.")
+        if self.unit not in ("row", "example"):
+            raise NotPrivate(
+                f"Here each row of files is a unit, and this sampling's are {self.unit}s, who may have several: "
+                'RandomAllocation(..., unit="row") has an epsilon for one row.'
+            )
         self._in_use = True
 
         def allocated() -> Iterator[Any]:

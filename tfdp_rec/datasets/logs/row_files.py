@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import tensorflow as tf
@@ -42,6 +43,16 @@ class RowFiles:
                 "Rows are read from Parquet files alone, whose columns have types: of others make a tf.data.Dataset of "
                 "batches."
             )
+
+        told = dict[tuple[int, int], Path]()
+        for path in self.paths:
+            file = path.stat().st_dev, path.stat().st_ino
+            if file in told:
+                raise ValueError(
+                    f"{told[file]} is given twice, the second time as {path}: each of its rows would be in two batches "
+                    "of an epoch, at the price of one."
+                )
+            told[file] = path
 
     def __len__(self) -> int:
         return sum(map(sources.parquet_rows, self.paths or ()))
