@@ -176,6 +176,16 @@ def test_a_fit_that_ends_within_an_epoch_has_spent_it(with_ledger, tmp_path):
         assert sum(each.attempts for each in paid) == 3 and sum(each.steps for each in paid) == 3 * STEPS
 
 
+def test_a_ledger_pays_for_whole_epochs_in_blocks(tmp_path):
+    plan = make_plan(40, sampling=RandomAllocation(UNITS, 7, unit="row"), ledger=tmp_path / "ledger.jsonl")
+    model, paid = make_model(plan), plan.accountant.spending.payments.ledger
+    model.train_on_batch(next(iter(plan.batches(fetch))))
+    assert [(each.attempts, each.steps) for each in paid.paid] == [(15, 105)]
+    plan.accountant.close()
+    assert [(each.attempts, each.steps) for each in paid.paid] == [(1, 7)]
+    assert plan.accountant.steps == 7
+
+
 def test_a_fit_uses_all_of_an_epoch_across_keras_epochs():
     plan = make_plan()
     model = make_model(plan)
