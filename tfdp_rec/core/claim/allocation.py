@@ -36,7 +36,8 @@ from scipy import special
 Distribution: TypeAlias = "privacy_loss_distribution.PrivacyLossDistribution"
 
 ROUNDING = 1e-12  # part of δ that sums of positive terms in float64 may change, for each step of an epoch
-_POINTS = 2048  # of a grid, about
+_POINTS, _FEW_POINTS = 2048, 512  # of a grid, about: where a price is told, and where it is searched for
+_COARSE = 1e-3  # a grid of losses that is wider is that of a search
 _TAIL = 1e-22  # probability, and part of the mean, beyond the ends of a grid
 _RARE = 1e-18  # probability of ratios that count as hardly any
 _MOST_ORDER = 128  # of Rényi divergences
@@ -61,7 +62,7 @@ class Ratios:
 
 
 @functools.lru_cache(maxsize=64)
-def ratios_of_epoch(noise: float, steps: int, points: int = _POINTS) -> Ratios:
+def ratios_of_epoch(noise: float, steps: int, points: int) -> Ratios:
     """The likelihood ratio of an epoch of so many steps with Gaussian noise of this multiplier."""
     few = _ratios_of_step(min(noise, _MOST_NOISE), points)  # of m steps
     more = mean_of(few, 0.5, few)  # of m + 1
@@ -77,9 +78,9 @@ def ratios_of_epoch(noise: float, steps: int, points: int = _POINTS) -> Ratios:
     return few
 
 
-def losses_of_epoch(noise: float, steps: int, grid: float, points: int = _POINTS) -> Distribution:
+def losses_of_epoch(noise: float, steps: int, grid: float) -> Distribution:
     """The privacy losses of an epoch, on multiples of `grid`, never too small."""
-    ratios = ratios_of_epoch(noise, steps, points)
+    ratios = ratios_of_epoch(noise, steps, _POINTS if grid <= _COARSE else _FEW_POINTS)
     places = ratios.logs / grid
     lower = np.floor(places).astype(np.int64)
     up = ratios.mass * _share(places - lower, grid)
@@ -117,7 +118,7 @@ def _log_moments(noise: float, steps: int) -> NDArray[np.float64]:
 
 def _log_inverse_moments(noise: float, steps: int, powers: NDArray[np.float64]) -> NDArray[np.float64]:
     """Bounds on log E R^-β, which is (α - 1) D_α without ~> with at α = β + 1."""
-    ratios = ratios_of_epoch(noise, steps)
+    ratios = ratios_of_epoch(noise, steps, _FEW_POINTS)
     logs, powers = ratios.logs, powers[:, None]
     # From the grid's first ratio c on R^-β, and below it its tangent: convex, so that the grid's mean is a bound.
     tangent = math.log(ratios.at_zero or 1e-300) - powers * logs[:1] + np.log1p(powers)
