@@ -69,9 +69,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _timed(name: str, work: Callable[[], Any]) -> Any:
-    start = time.perf_counter()
+    start, used = time.perf_counter(), time.process_time()
     answer = work()
-    print(f"{name:20} {time.perf_counter() - start:8.1f} s   {_peak():6.0f} MB", flush=True)
+    seconds, of_processor = time.perf_counter() - start, time.process_time() - used
+    print(f"{name:20} {seconds:8.1f} s   {of_processor:8.1f} s of processors   {_peak():6.0f} MB", flush=True)
     return answer
 
 
