@@ -50,8 +50,8 @@ def spec_of(batch: Any) -> Any:
     return tf.nest.map_structure(spec, batch)
 
 
-def signature_of(fetch: Fetch, num_units: int) -> Any:
-    """The nest of tf.TensorSpec of `fetch`; a dimension that changes with the number of units is left open."""
+def signature_of(fetch: Fetch, num_units: int, capacity: int | None = None) -> Any:
+    """The nest of tf.TensorSpec of `fetch`, for a number of rows; without, what changes with that is left open."""
     import tensorflow as tf
 
     sizes = range(min(3, num_units + 1))
@@ -68,17 +68,18 @@ def signature_of(fetch: Fetch, num_units: int) -> Any:
                 + ". An empty batch must have the dtype and the other dimensions of any batch."
             )
         shape = [axis[0] if len(set(axis)) == 1 else None for axis in zip(*(a.shape for a in arrays))]
+        shape[0] = capacity or shape[0]
         return tf.TensorSpec(shape, tf.as_dtype(arrays[0].dtype))
 
     return tf.nest.map_structure(spec, *probes)
 
 
-def spec_of_rows(rows: Any) -> Any:
-    """The nest of tf.TensorSpec of stretches of rows of any number."""
+def spec_of_rows(rows: Any, capacity: int | None = None) -> Any:
+    """The nest of tf.TensorSpec of stretches of rows, for a number of rows or any."""
     import tensorflow as tf
 
     def spec(array: Any) -> tf.TensorSpec:
-        return tf.TensorSpec([None, *array.shape[1:]], array.dtype)
+        return tf.TensorSpec([capacity, *array.shape[1:]], array.dtype)
 
     first = rows.element_spec if isinstance(rows, tf.data.Dataset) else next(iter(rows), None)
     if first is None:

@@ -53,7 +53,7 @@ import dp_accounting
 import numpy as np
 from dp_accounting import DpEvent, GaussianDpEvent
 
-from tfdp_rec.core.claim.events import RandomAllocationDpEvent
+from tfdp_rec.core.claim.events import FailingDpEvent, RandomAllocationDpEvent
 from tfdp_rec.core.claim.fetch import Fetch, Shared, join, require_rows, signature_of, spec_of_rows
 from tfdp_rec.core.claim.names import NAMED, new_iteration
 from tfdp_rec.core.claim.secret_draws import poisson_sample, uniform_numbers
@@ -62,6 +62,8 @@ from tfdp_rec.core.ground.refused import NotPrivate, refuse_no_number
 
 Run = tuple[DpEvent, int]
 ZERO_OUT = "zero-out"
+
+_RARE_OVERFLOW = 1e-12  # chance of a batch, to which "auto" fits the capacity
 
 _SCHEMES: dict[str, type[Sampling]] = {}
 
@@ -75,9 +77,12 @@ class Sampling(abc.ABC):
         num_units: Number of units; treated as public.
         expected_batch_size: Average number of units in a batch.
         unit: Name of a unit in a privacy statement, such as "user".
+        capacity: Number of rows that every batch has: rows beyond those drawn contribute nothing. None for as many rows
+            as were drawn; "auto" for the least with which a batch overflows with a chance of 10^-12 at most.
 
     Raises:
-        ValueError: `num_units` is not a positive integer, or the batch size is not between 0 and `num_units`.
+        ValueError: `num_units` is not a positive integer, the batch size is not between 0 and `num_units`, or the
+            capacity is below it.
     """
 
     adjacency = ZERO_OUT  # of every scheme: the number of units is public
@@ -87,7 +92,9 @@ class Sampling(abc.ABC):
         super().__init_subclass__(**kwargs)
         _SCHEMES[cls.__name__] = cls
 
-    def __init__(self, num_units: int, expected_batch_size: float, unit: str = "example"):
+    def __init__(
+        self, num_units: int, expected_batch_size: float, unit: str = "example", capacity: int | str | None = None
+    ):
         self.num_units = integer("num_units", num_units)
         refuse_no_number("expected_batch_size", expected_batch_size)
         if not 0 < expected_batch_size < math.inf:
@@ -100,6 +107,7 @@ class Sampling(abc.ABC):
         whole = int(expected_batch_size) == expected_batch_size
         self.expected_batch_size = int(expected_batch_size) if whole else float(expected_batch_size)
         self.unit = unit
+        self.capacity: int | None = None if capacity is None else self._fitting(capacity)
         self.name = secrets.token_hex(8)
         self.graph_streams = 0
         NAMED[self.name] = self
@@ -114,6 +122,30 @@ class Sampling(abc.ABC):
                 "it: make another sampling, and batches and an accountant of that one."
             )
         super().__setattr__(name, value)
+
+    def _fitting(self, capacity: int | str) -> int:
+        from scipy import stats  # slow to import
+
+        others, probability = self.num_units - 1, self.expected_batch_size / self.num_units
+        if capacity == "auto":
+            return min(self.num_units, 1 + int(stats.binom.isf(_RARE_OVERFLOW, others, probability)))
+        if isinstance(capacity, str) or integer("capacity", capacity) < self.expected_batch_size:
+            raise ValueError(
+                f"capacity must be at least the expected batch size, {self.expected_batch_size:g}, got {capacity!r}: "
+                'the number of rows of every batch, or "auto".'
+            )
+        return min(self.num_units, int(capacity))
+
+    @property
+    def overflow(self) -> float:
+        """A bound on the chance that a batch draws a unit and more than the capacity; the rest of it is left out."""
+        if self.capacity is None:
+            return 0.0
+        from scipy import stats
+
+        # A unit is in no full batch while the others are fewer than the capacity.
+        chance = stats.binom.sf(self.capacity - 1, self.num_units - 1, self.expected_batch_size / self.num_units)
+        return min(1.0, 1.001 * float(chance))
 
     @abc.abstractmethod
     def index_batches(self, seed: int | None = None, position: int = 0) -> Iterator[np.ndarray]:
@@ -144,9 +176,14 @@ class Sampling(abc.ABC):
             runs: Pairs (event of one step, number of steps) in order.
         """
         return compose_all(
-            dp_accounting.SelfComposedDpEvent(self.price(event), -(-steps // self.steps_at_once))
+            dp_accounting.SelfComposedDpEvent(self._whole_price(event), -(-steps // self.steps_at_once))
             for event, steps in runs
         )
+
+    def _whole_price(self, event: DpEvent) -> DpEvent | None:
+        # Where no batch overflows, what is left out of one is nothing: a failure with the chance of the others.
+        price, overflow = self.price(event), self.overflow * self.steps_at_once
+        return dp_accounting.ComposedDpEvent([price, FailingDpEvent(overflow)]) if overflow else price
 
     @abc.abstractmethod
     def describe(self) -> str:
@@ -198,26 +235,41 @@ class Sampling(abc.ABC):
         if seed is None and position and not self.positioned:
             raise ValueError("position means nothing without a seed: a resumed run draws fresh batches. Omit it.")
         self._in_use = True
-        signature = output_signature or signature_of(fetch, self.num_units)
+        signature = output_signature or signature_of(fetch, self.num_units, self.capacity)
         drawn = lambda: self._fetch_draws(fetch, seed, position, present)  # noqa: E731
         dataset = sampling_proof.generate(drawn, signature, self, shared, map, seeded=seed is not None)
         return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY)).prefetch(1)
 
     def _fetch_draws(self, fetch: Fetch, seed: int | None, position: int, present: Any) -> Iterator[Any]:
         iteration = new_iteration()
-        for number, indices in enumerate(self.index_batches(seed, position)):
-            there = np.ones(len(indices), bool) if present is None else np.asarray(present(indices), bool)
+        for number, drawn in enumerate(self.index_batches(seed, position)):
+            indices, seated = self._seat(drawn)
+            there = seated if present is None else seated & np.asarray(present(indices), bool)
             draw = iteration, number, len(indices), position + number, there
             yield draw, require_rows(fetch(indices), len(indices))
 
+    def _seat(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """As many rows as the capacity, the others zeros; and whether each of them was drawn."""
+        if self.capacity is None:
+            return rows, np.ones(len(rows), bool)
+        seats = np.full([self.capacity, *rows.shape[1:]], b"" if rows.dtype == object else 0, rows.dtype)
+        seats[: len(rows)] = rows[: self.capacity]
+        return seats, np.arange(self.capacity) < len(rows)
+
     def get_state(self) -> dict[str, Any]:
         """Settings of the sampling; nothing about the units that were sampled."""
-        return {
-            "scheme": type(self).__name__,
-            "num_units": self.num_units,
-            "expected_batch_size": self.expected_batch_size,
-            "unit": self.unit,
-        }
+        size: dict[str, Any] = {"expected_batch_size": self.expected_batch_size}
+        return {"scheme": type(self).__name__, "num_units": self.num_units, **size, "unit": self.unit, **self._seats}
+
+    @property
+    def _of_seats(self) -> str:
+        if self.capacity is None:
+            return ""
+        return f"; {self.capacity} rows a batch, more with a chance of {self.overflow:.2g}, which counts as a failure"
+
+    @property
+    def _seats(self) -> dict[str, Any]:
+        return {} if self.capacity is None else {"capacity": self.capacity}
 
     def set_state(self, state: dict[str, Any]) -> None:
         """Refuses the state of another sampling: nothing else can be restored."""
@@ -253,6 +305,7 @@ class PoissonSampling(Sampling):
         num_units: Number of units; treated as public.
         expected_batch_size: Average number of units in a batch.
         unit: Name of a unit in a privacy statement.
+        capacity: Number of rows that every batch has, or "auto", as in `Sampling`.
 
     Example:
         >>> sampling = PoissonSampling(num_units=138_493, expected_batch_size=1024, unit="user")
@@ -312,14 +365,19 @@ class PoissonSampling(Sampling):
         self._in_use = True
         keys: set[str] = set()
 
-        def fetch_batch(iteration: Any, number: Any, indices: Any) -> Any:
+        def fetch_batch(iteration: Any, number: Any, drawn: Any) -> Any:
+            indices, seated = drawn, tf.ones_like(drawn, tf.bool)
+            if self.capacity is not None:
+                rest = tf.maximum(self.capacity - tf.size(drawn), 0)
+                indices = tf.ensure_shape(tf.pad(drawn[: self.capacity], [[0, rest]]), [self.capacity])
+                seated = tf.range(self.capacity) < tf.size(drawn)
             rows = fetch(indices)
             if shared is not None:
                 made = shared()
                 keys.update(made)
                 rows = join(rows, made)
             there = tf.ones_like(indices, tf.bool) if present is None else present(indices)
-            return (iteration, number, tf.size(indices, tf.int64), number, there), rows
+            return (iteration, number, tf.size(indices, tf.int64), number, there & seated), rows
 
         dataset = make_draws(self.num_units, self.probability).map(fetch_batch)
         return sampling_proof.dataset_of(dataset, self, False, sorted(keys), map).prefetch(2)
@@ -332,7 +390,7 @@ class PoissonSampling(Sampling):
         """One line for a privacy statement."""
         return (
             f"Poisson: every {self.unit} is in every batch independently with probability "
-            f"q = {self.expected_batch_size}/{self.num_units} = {self.probability:.6g}"
+            f"q = {self.expected_batch_size}/{self.num_units} = {self.probability:.6g}{self._of_seats}"
         )
 
 
@@ -347,6 +405,7 @@ class RandomAllocation(Sampling):
         num_units: Number of units; treated as public.
         steps_per_epoch: Number T of batches in an epoch.
         unit: Name of a unit in a privacy statement.
+        capacity: Number of rows that every batch has, or "auto", as in `Sampling`.
 
     Example:
         >>> sampling = RandomAllocation(num_units=138_493, steps_per_epoch=135, unit="user")
@@ -355,9 +414,11 @@ class RandomAllocation(Sampling):
         138493
     """
 
-    def __init__(self, num_units: int, steps_per_epoch: int, unit: str = "example"):
+    def __init__(
+        self, num_units: int, steps_per_epoch: int, unit: str = "example", capacity: int | str | None = None
+    ):
         self.steps_per_epoch = integer("steps_per_epoch", steps_per_epoch)
-        super().__init__(num_units, integer("num_units", num_units) / self.steps_per_epoch, unit)
+        super().__init__(num_units, integer("num_units", num_units) / self.steps_per_epoch, unit, capacity)
 
     @property
     def steps_at_once(self) -> int:
@@ -421,12 +482,14 @@ class RandomAllocation(Sampling):
             iteration = new_iteration()
             try:
                 for number, batch in enumerate(allocated()):
-                    size = len(tf.nest.flatten(batch)[0])
-                    yield (iteration, number, size, number, np.ones(size, bool)), batch
+                    _, seated = self._seat(tf.nest.flatten(batch)[0])
+                    batch = tf.nest.map_structure(lambda rows: self._seat(rows)[0], batch)
+                    yield (iteration, number, len(seated), number, seated), batch
             except (ValueError, OSError) as problem:  # in words that a step passes on
                 raise NotPrivate(f"Refused batch: {problem}") from problem
 
-        dataset = sampling_proof.generate(drawn, spec_of_rows(rows), self, shared, map, seeded=seed is not None)
+        spec = spec_of_rows(rows, self.capacity)
+        dataset = sampling_proof.generate(drawn, spec, self, shared, map, seeded=seed is not None)
         return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
     def _allocate(self, generator: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
@@ -445,16 +508,14 @@ class RandomAllocation(Sampling):
 
     def get_state(self) -> dict[str, Any]:
         """Settings of the sampling; nothing about the units that were sampled."""
-        return {
-            "scheme": type(self).__name__, "num_units": self.num_units, "steps_per_epoch": self.steps_per_epoch,
-            "unit": self.unit,
-        }  # fmt: skip
+        size: dict[str, Any] = {"steps_per_epoch": self.steps_per_epoch}
+        return {"scheme": type(self).__name__, "num_units": self.num_units, **size, "unit": self.unit, **self._seats}
 
     def describe(self) -> str:
         """One line for a privacy statement."""
         return (
             f"random allocation: every {self.unit} is in one of the {self.steps_per_epoch} batches of each epoch, "
-            "which is uniformly random"
+            f"which is uniformly random{self._of_seats}"
         )
 
 
