@@ -129,8 +129,10 @@ def _prepare(source: LogSource, state: RunState, show: Progress, log: Any) -> Jo
     else:
         users = split_users(log, settings)
     if users.sampling is not None:  # whole epochs, where they are paid for as a whole
-        together = users.sampling.steps_at_once
-        settings = dataclasses.replace(settings, steps=together * max(1, round(settings.steps / together)))
+        asked, together = settings.steps, users.sampling.steps_at_once
+        settings = dataclasses.replace(settings, steps=together * max(1, round(asked / together)))
+        if settings.steps != asked:
+            show.note(f"{settings.steps} steps for --steps {asked}: whole epochs of {together}, as they are paid for")
     _refuse_unfit(settings, log, public)
     private = [name for name in settings.mechanism if names.look_up(name).claims_epsilon]
     state.open(log, list(dict.fromkeys([*private, settings.released_name])), settings.released_name)

@@ -244,8 +244,10 @@ class Sampling(abc.ABC):
         iteration = new_iteration()
         for number, drawn in enumerate(self.index_batches(seed, position)):
             indices, seated = self._seat(drawn)
-            there = seated if present is None else seated & np.asarray(present(indices), bool)
-            draw = iteration, number, len(indices), position + number, there
+            there = seated if present is None else np.asarray(present(indices), bool)
+            if there.shape != seated.shape:
+                raise NotPrivate(f"Refused batch: present must give a boolean for each index, got {list(there.shape)}.")
+            draw = iteration, number, len(indices), position + number, there & seated
             yield draw, require_rows(fetch(indices), len(indices))
 
     def _seat(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -270,12 +272,6 @@ class Sampling(abc.ABC):
     @property
     def _seats(self) -> dict[str, Any]:
         return {} if self.capacity is None else {"capacity": self.capacity}
-
-    def set_state(self, state: dict[str, Any]) -> None:
-        """Refuses the state of another sampling: nothing else can be restored."""
-        theirs = {key: state.get(key) for key in self.get_state()}
-        if theirs != self.get_state():
-            raise ValueError(f"This state belongs to another sampling: {theirs}, not {self.get_state()}.")
 
     @staticmethod
     def from_state(state: dict[str, Any]) -> Sampling:
