@@ -372,8 +372,9 @@ class PoissonSampling(Sampling):
                 made = shared()
                 keys.update(made)
                 rows = join(rows, made)
-            there = tf.ones_like(indices, tf.bool) if present is None else present(indices)
-            return (iteration, number, tf.size(indices, tf.int64), number, there & seated), rows
+            there = seated if present is None else tf.ensure_shape(present(indices), seated.shape)
+            there = there if self.capacity is None else there & seated
+            return (iteration, number, tf.size(indices, tf.int64), number, there), rows
 
         dataset = make_draws(self.num_units, self.probability).map(fetch_batch)
         return sampling_proof.dataset_of(dataset, self, False, sorted(keys), map).prefetch(2)
