@@ -35,7 +35,8 @@ def test_steps_are_whole_epochs_and_cost_what_the_run_may(tmp_path):
     assert "random allocation: every user is in one of the 8 batches of each epoch" in report
 
 
-@pytest.mark.parametrize("dead", [pytest.param(False, marks=pytest.mark.slow), True])
+@pytest.mark.slow
+@pytest.mark.parametrize("dead", [False, True])
 def test_a_killed_run_loses_the_rest_of_its_epoch(tmp_path, dead):
     kept, ledger = tmp_path / "kept", tmp_path / "run" / "release" / "ledger.jsonl"
     with pytest.MonkeyPatch.context() as cutting:
