@@ -2,6 +2,11 @@
 
 import gc
 import itertools
+import os
+import pathlib
+import signal
+import subprocess
+import sys
 
 import keras
 import numpy as np
@@ -461,3 +466,42 @@ def test_a_seed_makes_the_same_batches_of_rows_and_no_guarantee():
     plan = make_plan()
     with pytest.raises(ValueError, match="drawn with a seed"):
         make_row_model(plan).fit(plan.file_batches(Rows(), seed=1), steps_per_epoch=2, callbacks=[plan.budget()])
+
+
+def train_until_killed(folder, last):
+    """Goes on from the last checkpoint, and is killed after so many steps in all."""
+    plan = tfdp_rec.PrivatePlan(
+        sampling=RandomAllocation(UNITS, STEPS, unit="row"), epsilon=3.0, delta=1e-3, steps=6 * STEPS,
+        ledger=f"{folder}/ledger.jsonl",
+    )  # fmt: skip
+    model = make_row_model(plan)
+    batches = plan.file_batches(Rows(), folder=folder, memory=1)
+    model.prepare(batches.element_spec)
+    kept = tfdp_rec.callbacks.TrainingCheckpoint(f"{folder}/kept", 3, plan.accountant)
+    resumed = kept.resume(model)
+
+    class Kill(keras.callbacks.Callback):
+        def on_train_batch_end(self, batch, logs=None):
+            if int(self.model.optimizer.iterations) == last:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    model.fit(
+        batches, epochs=20, steps_per_epoch=STEPS, verbose=0, callbacks=[plan.budget(), kept, Kill()]
+    )
+    print(resumed.step, int(model.optimizer.iterations), plan.accountant.steps, plan.accountant.epsilon())
+
+
+@pytest.mark.slow
+def test_trainings_on_rows_that_are_killed_within_an_epoch_lose_it_and_no_more(tmp_path):
+    program = "import sampling.test_random_allocation as t, sys; t.train_until_killed(sys.argv[1], int(sys.argv[2]))"
+    tests = str(pathlib.Path(__file__).parents[1])
+    for last in (7, 12, 1000):
+        run = subprocess.run(
+            [sys.executable, "-W", "ignore", "-c", program, str(tmp_path), str(last)], capture_output=True, text=True,
+            check=False, cwd=tests, env={**os.environ, "PYTHONPATH": f"{os.environ.get('PYTHONPATH', '')}:{tests}"},
+        )  # fmt: skip
+        assert run.returncode == (0 if last == 1000 else -signal.SIGKILL), run.stderr[-2000:]
+    # Of the epochs 5-9 and 10-14 two steps each were made and lost, with three that were not made.
+    step, made, counted, epsilon = map(float, run.stdout.split()[-4:])
+    assert (step, made, counted) == (10, 20, 30) and 2.9 < epsilon <= 3
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["kept", "ledger.jsonl"]
