@@ -13,6 +13,7 @@ COMMANDS = tuple(
         "train": "train private recommenders, of movies or of a log of your own",
         "recommend": "what comes next: a history of ids in, ids and titles out",
         "serve": "answer over HTTP, in the shape of TensorFlow Serving's REST interface",
+        "index": "an approximate index beside a two-tower of many items, for quicker answers",
         "track": "what a run promises, as a run of MLflow",
         "export": "a saved model as a SavedModel for serving",
         "epsilon": "the epsilon of a training: noise, sampling and steps in, (epsilon, delta) out",

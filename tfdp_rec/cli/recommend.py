@@ -44,8 +44,10 @@ def run(args: argparse.Namespace) -> int:
     quiet.import_tensorflow()
     import tensorflow as tf
 
+    from tfdp_rec.serving.item_index import open_signatures
+
     loaded = tf.saved_model.load(str(servable))
-    signatures = loaded.signatures
+    signatures = open_signatures(loaded, servable)
     if "top_k" not in signatures:
         raise ValueError(
             f"{folder} was not written by tfdp-rec: write its servable with tfdp-rec export."

@@ -168,13 +168,16 @@ class TwoTowerAnswers(own_ids.WholeCatalogue):
         self.history_length = model.history_length
 
     def scores(self, history: tf.Tensor) -> tf.Tensor:
-        """As `WholeCatalogue.scores`; the last items make the query."""
+        """As `WholeCatalogue.scores`."""
+        return tf.matmul(self.encode(history), self.candidates, transpose_b=True)
+
+    def encode(self, history: tf.Tensor) -> tf.Tensor:
+        """Queries `[batch, width]`, made of the last items; a score is the product with the item's candidate."""
         known = tf.cast(history >= 0, tf.int64)
         recent = tf.cast(tf.cumsum(known, axis=1, reverse=True) <= self.history_length, tf.int64)
-        query = _append_one(self._encode(history + 1, known * recent))
-        return tf.matmul(query, self.candidates, transpose_b=True)
+        return _append_one(self._bag_to_query(history + 1, known * recent))
 
-    def _encode(self, watched: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
+    def _bag_to_query(self, watched: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
         table, *hidden = self.tower
         bag = _bag(tf.gather(table, watched), counted)
         if not hidden:

@@ -243,6 +243,10 @@ class OwnIds(tf.Module):
         self.answers, self.k = answers, k
         self.questions = self._questions()
         self.serve = self.questions["serving_default"]
+        if hasattr(answers, "encode"):  # for an index, which no graph can ask (`item_index.py`)
+            slots, scores = tf.TensorSpec([None, None], tf.int64), tf.TensorSpec([None, None], tf.float32)
+            self.encode = tf.function(self._encode, input_signature=[tf.TensorSpec([None, None], self.kind)])
+            self.to_outputs = tf.function(self._to_outputs, input_signature=[slots, slots, scores])
 
     def _questions(self) -> dict[str, Any]:
         """What the SavedModel is asked by."""
@@ -255,6 +259,11 @@ class OwnIds(tf.Module):
             "ragged": (self._answer_lists, [*several, k]),
         }
         return {name: tf.function(function, input_signature=specs) for name, (function, specs) in asked.items()}
+
+    def _encode(self, history: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Slots and query of each history."""
+        slots = self.slots.lookup(history)
+        return slots, self.answers.encode(slots)  # type: ignore[attr-defined]
 
     def _answer_default(self, history: tf.Tensor) -> dict[str, tf.Tensor]:
         return self._answer(history, tf.constant(self.k))

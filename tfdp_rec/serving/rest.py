@@ -27,6 +27,7 @@ from google.protobuf.json_format import MessageToDict
 from tensorflow.core.protobuf.saved_model_pb2 import SavedModel
 
 from tfdp_rec.datasets.log import NO_ITEM
+from tfdp_rec.serving.item_index import open_signatures
 
 DEFAULT, _SAVED_MODEL = "serving_default", "saved_model.pb"
 _MOST_DEPTH = 32  # of lists in lists
@@ -80,6 +81,8 @@ class Served:
 
     Raises:
         FileNotFoundError: The folder holds no SavedModel.
+        ValueError: The index in the folder is broken, or another model's.
+        ImportError: There is an index, and the extra `ann` is missing.
     """
 
     def __init__(self, folder: str | os.PathLike[str], most_rows: int = 1024, most_answers: int = 1000):
@@ -87,7 +90,7 @@ class Served:
             raise FileNotFoundError(f"{Path(folder).parent} holds no exported model (expected {folder}).")
         self._loaded = tf.saved_model.load(str(folder))
         self._described = _read_signatures(Path(folder) / _SAVED_MODEL)
-        self._signatures = dict(self._loaded.signatures)
+        self._signatures = open_signatures(self._loaded, folder)
         self._recommends = "ragged" in self._signatures  # by `own_ids.py`
         self.most_rows, self.most_answers = most_rows, most_answers
 
