@@ -649,7 +649,7 @@ def frozen_server(cluster, trainer):
 def killed_within_sections(kills, name):
     """Workers killed while servers are in sections, where these take up most of a step."""
     global WIDTH, DIRECTION  # wide rows, of which each tells by itself which steps are in it
-    WIDTH, DIRECTION = 1024, np.linspace(0.5, 1.5, 1024).astype("float32") / 10
+    WIDTH, DIRECTION = 1024, np.linspace(0.5, 1.5, 1024).astype("float32") / 100  # shorter than the clip
     _gradients_wait(functools.partial(_some_time, rounds=500))
     chance, ended = random.Random(1), []
     with LocalCluster(2, 2) as cluster:
