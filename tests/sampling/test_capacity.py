@@ -167,3 +167,12 @@ def test_rows_that_were_not_drawn_change_nothing():
         weights.append([np.array(each) for each in model.get_weights()])
     for one, other in zip(*weights):
         np.testing.assert_allclose(one, other, atol=1e-6)
+
+
+def test_a_capacity_is_fixed_once_it_has_drawn_batches():
+    """Entries are priced by the sampling as it was when they were begun."""
+    for first, then in ((None, 12), (25, 12), (25, None)):
+        sampling = PoissonSampling(60, 10, capacity=first)
+        sampling.batches(fetch)
+        with pytest.raises(AttributeError, match="capacity of a PoissonSampling is fixed"):
+            sampling.capacity = then

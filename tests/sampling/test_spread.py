@@ -135,7 +135,7 @@ def test_more_rows_are_in_the_same_batches_whether_or_not_they_fit_into_memory(p
 def test_no_more_is_held_than_memory_allows(monkeypatch):
     joined = []
     monkeypatch.setattr(
-        spreading, "_joined", lambda parts, join=spreading._joined: joined.append(join(parts)) or joined[-1]
+        spreading, "_join", lambda parts, join=spreading._join: joined.append(join(parts)) or joined[-1]
     )
     rows, numbers = {"x": np.zeros((20_000, 12))}, np.random.default_rng(0).integers(500, size=20_000)
     memory = 200_000  # of 2 MB

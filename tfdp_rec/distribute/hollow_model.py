@@ -41,7 +41,7 @@ def hollow_tables(min_bytes: int) -> Iterator[None]:
         # Each has a name of its own, by which it is found in what Keras writes.
         return valueless_variable(spec, f"table_by_shards_{next(numbers)}")
 
-    with tf.variable_creator_scope(create), _without_reads():
+    with tf.variable_creator_scope(create), _refuse_reads():
         yield
 
 
@@ -50,7 +50,7 @@ def export(folder: str, local: Any) -> None:
     if type(local).export is not ReleaseMethods.export:
         raise ValueError(_OWN_EXPORT.format(type(local).__name__))
     warn_of_ordinary_steps(local.privacy_history)
-    with _without_reads(), local.private_weights.exporting():
+    with _refuse_reads(), local.private_weights.exporting():
         serving_archive(local).write_out(folder, verbose=False)
 
 
@@ -81,7 +81,7 @@ def write_tables(folder: str, local: Any, served: ServedModel) -> None:
 
 
 @contextlib.contextmanager
-def _without_reads() -> Iterator[None]:
+def _refuse_reads() -> Iterator[None]:
     try:
         yield
     except tf.errors.FailedPreconditionError as problem:

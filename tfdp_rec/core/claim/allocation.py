@@ -39,10 +39,10 @@ ROUNDING = 1e-12  # part of δ that sums of positive terms in float64 may change
 _POINTS, _FEW_POINTS = 2048, 512  # of a grid, about: where a price is told, and where it is searched for
 _COARSE = 1e-3  # a grid of losses that is wider is that of a search
 _TAIL = 1e-22  # probability, and part of the mean, beyond the ends of a grid
-_RARE = 1e-18  # probability of ratios that count as hardly any
+_RARE = 1e-18  # probability of ratios so low that they hardly occur
 _MOST_ORDER = 128  # of Rényi divergences
 _REACH = 10.5  # standard deviations to each side that the first grid covers
-_MOST_NOISE = 1e6  # more is priced as this much: float64 tells the ratios of a finer grid not apart
+_MOST_NOISE = 1e6  # more is priced as this much: float64 cannot tell the ratios of a finer grid apart
 
 
 @dataclasses.dataclass(frozen=True)
@@ -175,12 +175,12 @@ def mean_of(one: Ratios, weight: float, other: Ratios, finer: int = 1) -> Ratios
         mass[at:stop:finer] += both - up
         mass[at + 1 : stop + 1 : finer] += up
     # Where one of both is 0 or infinite, which is hardly ever, the mean is spread over 0 and infinity.
-    zero = _either(one.at_zero, other.at_zero)
-    mine, others = _either(one.at_infinity, other.at_zero), _either(other.at_infinity, one.at_zero)
+    zero = _chance_of_either(one.at_zero, other.at_zero)
+    mine, others = _chance_of_either(one.at_infinity, other.at_zero), _chance_of_either(other.at_infinity, one.at_zero)
     return _trim(Ratios(step, first, mass, zero, weight * mine + (1.0 - weight) * others))
 
 
-def _either(one: float, other: float) -> float:
+def _chance_of_either(one: float, other: float) -> float:
     """The chance of one or both of two independent events."""
     return one + other - one * other
 

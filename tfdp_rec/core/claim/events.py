@@ -9,7 +9,7 @@ Five classes are this package's, since dp_accounting has none for
 
 - releases of a person's own items: `PureDpEvent`, `PaddedDpEvent` (priced in `profiles.py`);
 - a step of a training whose cost is that of the whole: `PlannedDpEvent` (`core/claim/orders.py` prices it);
-- an epoch in exactly one of whose steps each unit is: `RandomAllocationDpEvent` (priced in `allocation.py`);
+- an epoch of steps, each unit in exactly one of them: `RandomAllocationDpEvent` (priced in `allocation.py`);
 - a failure with a small probability: `FailingDpEvent`, whose probability is subtracted from δ.
 """
 

@@ -41,7 +41,7 @@ class Gate:
         self._left, self._allowed = make_number(_NO_LIMIT), make_number(1)
         self._priced: tuple[str, str] | None = None  # the sampling whose batches the gate is open for, and their id
         self._is_replaced = False  # whether the model has a new optimizer
-        self._epoch: OpenEpoch | None = None  # all of whose steps are counted
+        self._epoch: OpenEpoch | None = None  # the epoch that is begun, which is counted as a whole
 
     # In the graph of a step.
 

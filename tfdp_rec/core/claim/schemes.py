@@ -20,11 +20,10 @@ step then gives, with s the sum over the other units that were drawn and g the g
 which is the mixture that `dp_accounting` prices as ADD_OR_REMOVE_ONE, in both directions: ε is the same number.
 
 **Random allocation.** Every unit is in exactly one of the T batches of an epoch, and which is uniform, independently of
-the other units and of other epochs: a shuffle, but that the sizes of batches vary. An epoch of steps whose event is E
-costs RandomAllocation(E, T) (`allocation.py`), less than T Poisson-sampled steps in most cases. It has no price by the
-step: a step that is left out and one of an epoch that is begun anew would make two memberships of one. So an epoch is
-counted, and paid for, at its first step, and a step that continues another epoch than the one begun is refused
-(`open_epoch.py`).
+the other units and of other epochs: a shuffle whose batch sizes vary. An epoch of steps whose event is E costs
+RandomAllocation(E, T) (`allocation.py`), less than T Poisson-sampled steps in most cases. A single step has no price:
+parts of two epochs may hold a unit twice, where one epoch of as many steps holds it once. So an epoch is counted, and
+paid for, at its first step, and a step of an epoch that was not begun is refused (`open_epoch.py`).
 
 A shuffle into batches of equal size is neither, since one unit's place then tells of others': to account it as if it
 were is a common mistake, and it has no price with independent noise. Data in one order have one under planned noise
@@ -107,7 +106,7 @@ class Sampling(abc.ABC):
         whole = int(expected_batch_size) == expected_batch_size
         self.expected_batch_size = int(expected_batch_size) if whole else float(expected_batch_size)
         self.unit = unit
-        self.capacity: int | None = None if capacity is None else self._fitting(capacity)
+        self.capacity: int | None = None if capacity is None else self._fit_capacity(capacity)
         self.name = secrets.token_hex(8)
         self.graph_streams = 0
         NAMED[self.name] = self
@@ -116,14 +115,14 @@ class Sampling(abc.ABC):
         return Sampling.from_state, (self.get_state(),)  # a copy is another sampling: its draws have its own price
 
     def __setattr__(self, name: str, value: Any) -> None:
-        if vars(self).get("_in_use") and name in ("name", "expected_batch_size", *self.get_state()):
+        if vars(self).get("_in_use") and name in ("name", "expected_batch_size", "capacity", *self.get_state()):
             raise AttributeError(
                 f"{name} of a {type(self).__name__} is fixed once it has drawn batches, since its steps are priced by "
                 "it: make another sampling, and batches and an accountant of that one."
             )
         super().__setattr__(name, value)
 
-    def _fitting(self, capacity: int | str) -> int:
+    def _fit_capacity(self, capacity: int | str) -> int:
         from scipy import stats  # slow to import
 
         others, probability = self.num_units - 1, self.expected_batch_size / self.num_units
@@ -264,7 +263,7 @@ class Sampling(abc.ABC):
         return {"scheme": type(self).__name__, "num_units": self.num_units, **size, "unit": self.unit, **self._seats}
 
     @property
-    def _of_seats(self) -> str:
+    def _words_of_capacity(self) -> str:
         if self.capacity is None:
             return ""
         return f"; {self.capacity} rows a batch, more with a chance of {self.overflow:.2g}, which counts as a failure"
@@ -387,7 +386,7 @@ class PoissonSampling(Sampling):
         """One line for a privacy statement."""
         return (
             f"Poisson: every {self.unit} is in every batch independently with probability "
-            f"q = {self.expected_batch_size}/{self.num_units} = {self.probability:.6g}{self._of_seats}"
+            f"q = {self.expected_batch_size}/{self.num_units} = {self.probability:.6g}{self._words_of_capacity}"
         )
 
 
@@ -469,16 +468,16 @@ class RandomAllocation(Sampling):
             )
         self._in_use = True
 
-        def allocated() -> Iterator[Any]:
+        def allocate_epochs() -> Iterator[Any]:
             for epoch in itertools.count():
                 generator = None if seed is None else np.random.default_rng([seed, epoch])
                 numbers = functools.partial(self._draw_numbers, generator)
                 yield from spread(rows, numbers, self.num_units, self.steps_per_epoch, folder, memory)
 
-        def drawn() -> Iterator[Any]:
+        def draw_batches() -> Iterator[Any]:
             iteration = new_iteration()
             try:
-                for number, batch in enumerate(allocated()):
+                for number, batch in enumerate(allocate_epochs()):
                     _, seated = self._seat(tf.nest.flatten(batch)[0])
                     batch = tf.nest.map_structure(lambda rows: self._seat(rows)[0], batch)
                     yield (iteration, number, len(seated), number, seated), batch
@@ -486,7 +485,7 @@ class RandomAllocation(Sampling):
                 raise NotPrivate(f"Refused batch: {problem}") from problem
 
         spec = spec_of_rows(rows, self.capacity)
-        dataset = sampling_proof.generate(drawn, spec, self, shared, map, seeded=seed is not None)
+        dataset = sampling_proof.generate(draw_batches, spec, self, shared, map, seeded=seed is not None)
         return dataset.apply(tf.data.experimental.assert_cardinality(tf.data.INFINITE_CARDINALITY))
 
     def _allocate(self, generator: np.random.Generator | None) -> tuple[np.ndarray, np.ndarray]:
@@ -512,7 +511,7 @@ class RandomAllocation(Sampling):
         """One line for a privacy statement."""
         return (
             f"random allocation: every {self.unit} is in one of the {self.steps_per_epoch} batches of each epoch, "
-            f"which is uniformly random{self._of_seats}"
+            f"which is uniformly random{self._words_of_capacity}"
         )
 
 

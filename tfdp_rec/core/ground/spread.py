@@ -89,7 +89,7 @@ def spread(
                     pieces = min(num_batches, num_rows, math.ceil(4 * size / max(1, memory) * num_rows / seen))
                     runs = _Runs(np.arange(pieces + 1) * num_batches // pieces, folder)
                     stack.callback(runs.temporary.cleanup)
-                runs.write(_joined(held))
+                runs.write(_join(held))
                 size = 0
             if note and time.monotonic() - noted > _SECONDS:
                 noted = time.monotonic()
@@ -98,10 +98,10 @@ def spread(
             raise ValueError(_OTHER_NUMBER.format("fewer", num_rows))
         del arrays, block
         if runs is None:
-            yield from _batches(_joined(held), range(num_batches + 1), form)
+            yield from _batches(_join(held), range(num_batches + 1), form)
             return
         if held:
-            runs.write(_joined(held))
+            runs.write(_join(held))
         for piece, (first, end) in enumerate(itertools.pairwise(runs.starts.tolist())):
             yield from _batches(runs.read(piece), range(first, end + 1), form)
 
@@ -156,7 +156,7 @@ def _size(array: NDArray[Any]) -> int:
     return sys.getsizeof(array) + (sum(map(sys.getsizeof, array.flat)) if array.dtype == object else 0)
 
 
-def _joined(parts: list[list[NDArray[Any]]]) -> list[NDArray[Any]]:
+def _join(parts: list[list[NDArray[Any]]]) -> list[NDArray[Any]]:
     """The arrays of all parts, whose list is empty then: they are not held twice for longer than that takes."""
     arrays = [np.concatenate(each) for each in zip(*parts)]
     parts.clear()
@@ -200,4 +200,4 @@ class _Runs:
             for places in self.places:
                 file.seek(places[piece])
                 parts.append(pickle.load(file))
-        return _joined(parts)
+        return _join(parts)

@@ -37,7 +37,7 @@ class RowFiles:
     """
 
     def __init__(self, paths: Any, columns: Any):
-        self.paths, self.columns = sources.files_of(paths), _named(columns)
+        self.paths, self.columns = sources.files_of(paths), _name_columns(columns)
         if not self.paths or any(path.suffix.lower() not in (".parquet", ".pq") for path in self.paths):
             raise ValueError(
                 "Rows are read from Parquet files alone, whose columns have types: of others make a tf.data.Dataset of "
@@ -63,7 +63,7 @@ class RowFiles:
             yield tf.nest.map_structure(lambda name: ArrayColumn(name).read(stretch), self.columns)  # noqa: B023
 
 
-def _named(columns: Any) -> Any:
+def _name_columns(columns: Any) -> Any:
     if isinstance(columns, list):
         return {name: name for name in columns}
-    return tuple(map(_named, columns)) if isinstance(columns, tuple) else columns
+    return tuple(map(_name_columns, columns)) if isinstance(columns, tuple) else columns
