@@ -66,6 +66,7 @@ if TYPE_CHECKING:
     from tfdp_rec.training.private_fit import make_private as make_private
     from tfdp_rec.training.private_plan import PrivatePlan as PrivatePlan
     from tfdp_rec.training.recall import RecallAtK as RecallAtK
+    from tfdp_rec.training.tuning import tune as tune
     from tfdp_rec.training.validation import validate as validate
 
 

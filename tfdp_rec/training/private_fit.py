@@ -304,10 +304,10 @@ _SETTINGS = ("epsilon", "batch_size", "epochs", "delta", "l2_norm_clip", "accoun
 
 
 def make_private(
-    model: keras.Model, data: Any, *others: Never, epsilon: float, batch_size: int | None = None,
+    model: keras.Model, data: Any, *others: Never, epsilon: float | None = None, batch_size: int | None = None,
     epochs: int | None = None, learning_rate: Any = None, delta: float | None = None, unit: Any = None,
     mechanism: Any = "LazyDPSGD", l2_norm_clip: float | Auto = 1.0, accountant: str = "pld",
-    reliability: float | None = None, **settings: Unpack[Settings],
+    reliability: float | None = None, plan: PrivatePlan | None = None, **settings: Unpack[Settings],
 ) -> PrivateFit:
     """Makes a model's training private.
 
@@ -321,7 +321,7 @@ def make_private(
             `(x, y, sample_weight)`, or the argument of the model's own `per_example_loss`. x may be a table of pandas
             or Polars, whose columns go to the inputs of their names.
         *others: Refused, if any: x and y are one argument.
-        epsilon: Largest ε of the whole training.
+        epsilon: Largest ε of the whole training; needed without a plan.
         batch_size: Expected number of units in a batch. By default, with `epochs`, chosen from the number of units and
             ε (`PrivateFit.share_of_signal`); up to 40 epochs of up to 8,192 units.
         epochs: Number of epochs, each of which draws every unit once on average; by default chosen, too.
@@ -338,6 +338,8 @@ def make_private(
         accountant: "pld", which is tight, or "rdp", which is quick.
         reliability: Noise multiplier, such as 30, of a release after training that corrects a click model's
             predictions (`PrivateFit.reliability`); ε includes it. None for no such release.
+        plan: Plan of the training, such as one of `tfdp_rec.tune`, instead of epsilon, batch_size, epochs, delta and
+            reliability; its clip is used where none is given.
         **settings: Further settings of the mechanism, such as momentum, and `microbatch_size`, `diagnostics` and
             `adapted_to_public_data` of `PrivateModel.compile`.
 
@@ -384,11 +386,19 @@ def make_private(
     unit = None if isinstance(unit, str) else unit
     if unit is not None:
         warn_of_own_ids(data, names, unit)
-    delta = 10.0 ** math.floor(math.log10(0.1 / units) + 1e-9) if delta is None else delta
-    if batch_size is None or epochs is None:
-        values = sum(array.size for array in tf.nest.flatten(data)) // rows
-        batch_size, epochs = choose_batches(units, values, epsilon, delta, batch_size, epochs)
-    sampling = PoissonSampling(units, batch_size, unit="row" if unit is None else "user")
+    name_of_unit = "row" if unit is None else "user"
+    if plan is not None:
+        _refuse_other_plan(plan, units, name_of_unit, (epsilon, batch_size, epochs, delta, reliability))
+        batch_size = int(plan.sampling.expected_batch_size)
+        epochs = math.ceil(plan.steps / math.ceil(units / batch_size))
+    elif epsilon is None:
+        raise TypeError("make_private needs epsilon=, the largest epsilon of the whole training.")
+    else:
+        delta = 10.0 ** math.floor(math.log10(0.1 / units) + 1e-9) if delta is None else delta
+        if batch_size is None or epochs is None:
+            values = sum(array.size for array in tf.nest.flatten(data)) // rows
+            batch_size, epochs = choose_batches(units, values, epsilon, delta, batch_size, epochs)
+        sampling = PoissonSampling(units, batch_size, unit=name_of_unit)
     steps_per_epoch = math.ceil(units / batch_size)
     kind = _mechanism(mechanism)
     _warn_of_earlier_steps(model)
@@ -399,10 +409,12 @@ def make_private(
     compared = "loss" in compiled and not find_own_losses(private)
     look_at_numbers(data, private.inputs if names else None, compared, _is_of_clicks(compiled.get("loss")))
     release = None if reliability is None else _Release(reliability, data, unit, _click_loss(compiled, data, private))
-    plan = PrivatePlan(
-        sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs, l2_norm_clip=l2_norm_clip,
-        accountant=accountant, spent=[release.use] if release else [],
-    )
+    if plan is None:
+        assert delta is not None
+        plan = PrivatePlan(
+            sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs, l2_norm_clip=l2_norm_clip,
+            accountant=accountant, spent=[release.use] if release else [],
+        )
     if learning_rate is None and further.get("table_rule") is not None:
         raise ValueError("table_rule= needs learning_rate=: there is a default for plain SGD alone.")
 
@@ -435,6 +447,18 @@ def make_private(
     batches = plan.batches(fetch)
     prepare(private, plan, batches)
     return PrivateFit(private, plan, batches, steps_per_epoch, epochs, data, release, make_ready)
+
+
+def _refuse_other_plan(plan: PrivatePlan, units: int, name_of_unit: str, others: tuple[Any, ...]) -> None:
+    if any(each is not None for each in others):
+        raise TypeError("plan= decides epsilon, batch_size, epochs, delta and reliability: leave those out.")
+    if not isinstance(plan.sampling, PoissonSampling) or (plan.sampling.num_units, plan.sampling.unit) != (
+        units, name_of_unit,
+    ):  # fmt: skip
+        raise ValueError(
+            f"The data are of {units:,} units, each a {name_of_unit}, and the plan of {plan.sampling.describe()}: plan "
+            f'with tfdp_rec.data.PoissonSampling({units}, batch_size, unit="{name_of_unit}").'
+        )
 
 
 def _mechanism(name: Any) -> Any:

@@ -71,8 +71,12 @@ def calibrate_noise(
 def least_noise(
     target_epsilon: float, delta: float, sampling: Sampling, steps: int, accountant: str,
     make_event: Callable[[float], DpEvent], besides: Sequence[DpEvent], limit: PrivacyFilter | None, share: float = 1.0,
+    contain: Callable[[DpEvent], DpEvent] | None = None,
 ) -> float:  # fmt: skip
-    """As `calibrate_noise`, of events that an accountant has checked, beside all else that the budget pays for."""
+    """As `calibrate_noise`, of events that an accountant has checked, beside all else that the budget pays for.
+
+    The event of all steps is part of what `contain` makes of it, if it is given.
+    """
     check_epsilon(target_epsilon)
     if limit is not None:
         if limit.claim(delta) > target_epsilon:
@@ -86,7 +90,8 @@ def least_noise(
     rest = share * (1 - held) if limit else target_epsilon
 
     def total_event(noise: float, count: int) -> DpEvent:
-        return ComposedDpEvent([*besides, sampling.compose_history([(make_event(noise), count)])])
+        trained = sampling.compose_history([(make_event(noise), count)])
+        return ComposedDpEvent([*besides, contain(trained) if contain else trained])
 
     @functools.cache
     def excess(noise: float, by: str, coarser: float) -> float:
@@ -98,7 +103,7 @@ def least_noise(
     # A quick search first, unless its price of all else passes the budget; closer ones begin at its answer.
     first, *closer = searches(total_event(1.0, 1), accountant)
     while (between := _bracket(excess, first)) is None:
-        if not closer or not besides:
+        if not closer or not (besides or contain):
             raise ValueError(
                 f"No noise multiplier up to 10^6 keeps {steps} steps within epsilon = {target_epsilon}: "
                 "raise target_epsilon, or spend less elsewhere."

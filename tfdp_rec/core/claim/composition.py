@@ -14,6 +14,7 @@ import json
 import logging
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import dp_accounting
 import numpy as np
@@ -22,8 +23,8 @@ from dp_accounting.pld import privacy_loss_distribution
 from dp_accounting.rdp import RdpAccountant, compute_epsilon
 from numpy.typing import ArrayLike, NDArray
 
-from tfdp_rec.core.claim import allocation, events, profiles
-from tfdp_rec.core.claim.events import PaddedDpEvent, PureDpEvent, RandomAllocationDpEvent
+from tfdp_rec.core.claim import allocation, events, profiles, selection
+from tfdp_rec.core.claim.events import PaddedDpEvent, PureDpEvent, RandomAllocationDpEvent, RepeatAndSelectDpEvent
 from tfdp_rec.core.claim.profiles import Distribution
 from tfdp_rec.core.ground.refused import refuse_no_number
 
@@ -65,10 +66,8 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
     check_supported(event, accountant)
     if accountant == "rdp":
         return _rdp_epsilon(event, delta, whole_orders() if coarser > 1 else orders())
-    # Gaussians that are not sampled are one: `_losses_of`.
-    convolved = sum(1 if isinstance(part, GaussianDpEvent) else count for part, count in events.parts_of(event))
-    allocated = sum(count * getattr(part, "steps_per_epoch", 0) for part, count in events.parts_of(event))
-    certain = profiles.certain_delta(delta, convolved) - delta * allocation.ROUNDING * allocated
+    lost, share = _rounding(event)
+    certain = delta - lost - delta * share
     rough = math.inf if certain <= 0.0 else 0.0
     if _is_supported(event, "rdp"):  # at most a little above pld's: it chooses the grid
         rough = _rdp_epsilon(event, delta, whole_orders())
@@ -106,11 +105,21 @@ def divergences(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64
 
 
 def _pld_epsilon(event: DpEvent, delta: float, grid: float) -> float:
+    composed = _compose(event, grid)
+    return float(composed.get_epsilon_for_delta(delta)) if composed else 0.0
+
+
+def _compose(event: DpEvent, grid: float) -> Distribution | None:
     losses = [_losses_of(part, count, grid) for part, count in events.parts_of(event)]
-    if not losses:
-        return 0.0
-    composed = functools.reduce(lambda left, right: left.compose(right), losses)
-    return float(composed.get_epsilon_for_delta(delta))
+    return functools.reduce(lambda left, right: left.compose(right), losses) if losses else None
+
+
+def _rounding(event: DpEvent) -> tuple[float, float]:
+    """What rounding may have taken from δ of an event's losses: at most this, and this part of it."""
+    # Gaussians that are not sampled are one: `_losses_of`.
+    convolved = sum(1 if isinstance(part, GaussianDpEvent) else count for part, count in events.parts_of(event))
+    allocated = sum(count * getattr(part, "steps_per_epoch", 0) for part, count in events.parts_of(event))
+    return -profiles.certain_delta(0.0, convolved), allocation.ROUNDING * allocated
 
 
 def _losses_of(part: DpEvent, count: int, grid: float) -> Distribution:
@@ -120,9 +129,23 @@ def _losses_of(part: DpEvent, count: int, grid: float) -> Distribution:
         return _mechanism_losses(GaussianDpEvent(part.noise_multiplier / math.sqrt(count)), 1.0, grid)
     if isinstance(part, RandomAllocationDpEvent):
         return allocation.losses_of_epoch(part.event.noise_multiplier, part.steps_per_epoch, grid).self_compose(count)
+    if isinstance(part, RepeatAndSelectDpEvent):
+        return _losses_of_best(json.dumps(events.to_json(part)), grid).self_compose(count)
     if isinstance(part, PoissonSampledDpEvent):
         return _mechanism_losses(part.event, part.sampling_probability, grid).self_compose(count)
     return _mechanism_losses(part, 1.0, grid).self_compose(count)
+
+
+@functools.lru_cache(maxsize=64)
+def _losses_of_best(part: str, grid: float) -> Distribution:
+    event = events.as_priced(events.from_json(json.loads(part)))
+    run, (lost, share) = _compose(event.event, grid), _rounding(event.event)
+
+    def delta_at(epsilon: Any) -> Any:
+        exact = run.get_delta_for_epsilon(epsilon) if run else np.maximum(-np.expm1(epsilon), 0.0)
+        return exact * (1.0 + share)
+
+    return selection.losses_of_best(delta_at, lost, event.mean, event.shape, grid)
 
 
 @functools.lru_cache(maxsize=128)
@@ -138,6 +161,9 @@ def _divergences(part: str, orders: tuple[float, ...]) -> NDArray[np.float64]:
             found = profiles.divergences_under_padding(event.padding, divergences(event.event, orders), alpha)
         elif isinstance(event, RandomAllocationDpEvent) and events.is_private(event):
             found = allocation.divergences(event.event.noise_multiplier, event.steps_per_epoch, alpha)
+        elif isinstance(event, RepeatAndSelectDpEvent):
+            curves = [(at, divergences(event.event, at)) for at in (orders, whole_orders())]
+            found = selection.divergences_of_best(event.mean, event.shape, *curves)
         elif events.is_private(event) and RdpAccountant().supports(event):
             found = RdpAccountant(list(orders)).compose(event).rdp
         else:
@@ -187,8 +213,10 @@ def most_steps(epsilon: Callable[[int], float], target: float, start: int) -> in
 def _is_supported(event: DpEvent, accountant: str) -> bool:
     parts = [part for part, _ in events.parts_of(events.as_priced(events.split_failures(event)[0]))]
     epochs = [part for part in parts if isinstance(part, RandomAllocationDpEvent)]
-    others = ComposedDpEvent([part for part in parts if part not in epochs])
+    best = [part for part in parts if isinstance(part, RepeatAndSelectDpEvent)]
+    others = ComposedDpEvent([part for part in parts if part not in (*epochs, *best)])
     known = all(isinstance(part.event, GaussianDpEvent) for part in epochs)
+    known = known and all(_is_supported(part.event, accountant) for part in best)
     return known and bool(_fresh(accountant).supports(others))
 
 

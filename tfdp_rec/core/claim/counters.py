@@ -16,7 +16,7 @@ from typing import Any
 import tensorflow as tf
 from dp_accounting import DpEvent, NonPrivateDpEvent, NoOpDpEvent
 
-from tfdp_rec.core.claim.entries import Entries, Entry, new_id
+from tfdp_rec.core.claim.entries import Entries, Entry, Use, new_id
 from tfdp_rec.core.claim.events import PlannedDpEvent
 from tfdp_rec.core.claim.open_epoch import OpenEpoch
 from tfdp_rec.core.claim.sampling_proof import Source
@@ -101,6 +101,13 @@ class Counters:
 
     def _take_variables(self) -> list[tf.Variable]:
         return self._spare.pop() if self._spare else _variables()
+
+    def tell_instead(self, use: Use) -> None:
+        """Has one use stand for all steps so far, and `iterations` begin anew."""
+        for counter in self:
+            counter.close(Entries())
+        self.closed, self._steps_before = Entries.of(use), 0
+        self._optimizer.iterations.assign(0)
 
     # Totals.
 

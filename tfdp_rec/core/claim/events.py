@@ -30,6 +30,7 @@ from dp_accounting import (
     PoissonSampledDpEvent,
     SelfComposedDpEvent,
 )
+from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 REPLACE = "replace-one"
 """Relation of data sets of which one has another item, or label, in the place of one of the other's."""
@@ -106,6 +107,7 @@ KINDS: dict[type, Kind] = {
         "noise correlated over a training of {steps} steps, planned for units in at most {participations} of them, at "
         "least {separation} apart, which as a whole is {event}"
     ),
+    RepeatAndSelectDpEvent: Kind("the best of {mean:g} runs on average, whose number is drawn, of {event} each"),
     RandomAllocationDpEvent: Kind(
         "an epoch of {steps_per_epoch} steps of {event}, each unit in one of them, which is random"
     ),
@@ -130,6 +132,8 @@ _RANGES = {
     "padding": _Range(float, lambda value: 0 <= value < 1, "in [0, 1)"),
     "sampling_probability": _Range(float, lambda value: 0 <= value <= 1, "in [0, 1]"),
     "count": _Range(int, lambda value: 0 <= value == int(value), "a whole number, at least 0"),
+    "mean": _Range(float, lambda value: 1.01 <= value <= 1000, "from 1.01 to 1,000"),
+    "shape": _Range(float, lambda value: 0 <= value <= 100, "from 0 to 100"),
     "steps_per_epoch": _Range(int, lambda value: 1 <= value == int(value), "a whole number, at least 1"),
 }
 
@@ -257,6 +261,10 @@ def split_failures(event: DpEvent) -> tuple[DpEvent, float]:
         part, delta = split_failures(event.event)
         same = part is event.event
         return (event, 0.0) if same else (SelfComposedDpEvent(part, event.count), event.count * delta)
+    if isinstance(event, RepeatAndSelectDpEvent):
+        part, delta = split_failures(event.event)
+        same = part is event.event
+        return (event, 0.0) if same else (RepeatAndSelectDpEvent(part, event.mean, event.shape), event.mean * delta)
     if isinstance(event, PoissonSampledDpEvent):
         part, delta = split_failures(event.event)
         if part is event.event or delta > 0:
@@ -280,6 +288,8 @@ def as_priced(event: DpEvent) -> DpEvent:
         return SelfComposedDpEvent(as_priced(event.event), event.count)
     if isinstance(event, PoissonSampledDpEvent):
         return PoissonSampledDpEvent(event.sampling_probability, as_priced(event.event))
+    if isinstance(event, RepeatAndSelectDpEvent):
+        return RepeatAndSelectDpEvent(as_priced(event.event), event.mean, event.shape)
     if isinstance(event, RandomAllocationDpEvent):
         event = dataclasses.replace(event, event=as_priced(event.event))
         # One step of hardly any noise costs as much as the epoch, within what matters, and more.

@@ -20,7 +20,7 @@ import tensorflow as tf
 from dp_accounting import NoOpDpEvent
 
 from tfdp_rec.core.claim.counters import Counter, Counters
-from tfdp_rec.core.claim.entries import Entries, Entry
+from tfdp_rec.core.claim.entries import Entries, Entry, Use
 from tfdp_rec.core.claim.gate import Gate
 from tfdp_rec.core.claim.sampling_proof import Source
 from tfdp_rec.core.ground.graph_checks import depend_on
@@ -101,6 +101,11 @@ class Meter:
         """Adds the entries of a saved model or checkpoint, ahead of what else is restored from it."""
         self.counters.closed.merge(entries)
         self.note_restore()
+
+    def tell_instead(self, use: Use) -> None:
+        """Tells one use in place of all steps of this optimizer, which it contains (`best_run.py`)."""
+        self.counters.tell_instead(use)
+        self.note_expense()
 
     def note_restore(self) -> None:
         """Notes that `iterations` may have been restored, to any number."""

@@ -10,6 +10,8 @@ q is the float that is priced, as the fraction that it is, and the numbers are w
 each wrong by W 2⁻¹²⁸ at most, so that all chances together are wrong by W² 2⁻¹²⁸, below 2⁻⁹⁰ for W ≤ 2¹⁹. A unit's
 chance to be drawn is q to within that, and a step adds (1 + e^ε) 2⁻⁹⁰ at most to δ.
 
+**Numbers of runs** k have the weights w_1 = 2¹²⁸, w_{k+1} = ⌊w_k (1 - γ)(k + η) / (k + 1)⌋, which end where one is 0.
+
 **Uniform numbers** below T are remainders of words of 64 bits; words above the largest multiple of T are drawn again.
 """
 
@@ -49,6 +51,24 @@ def uniform_numbers(count: int, below: int) -> np.ndarray:
         words = words[words <= last]  # larger ones would prefer some numbers
         drawn = np.append(drawn, (words % below).astype(np.int64))
     return drawn
+
+
+def number_of_runs(gamma: float, shape: float) -> int:
+    """A number from 1 on, truncated negative binomial."""
+    ends = _numbers_of_runs(gamma, shape)
+    return 1 + bisect.bisect_right(ends, secrets.randbelow(ends[-1]))
+
+
+@functools.lru_cache(maxsize=8)
+def _numbers_of_runs(gamma: float, shape: float) -> list[int]:
+    """The added up weights of all numbers of runs."""
+    going, eta = 1 - Fraction(gamma), Fraction(shape)
+
+    def next_weight(weight: int, k: int) -> int:
+        return int(weight * going * (k + eta) / (k + 1))
+
+    weights = itertools.accumulate(itertools.count(1), next_weight, initial=_LARGEST)
+    return list(itertools.accumulate(itertools.takewhile(bool, weights)))
 
 
 @functools.lru_cache(maxsize=8)
