@@ -37,6 +37,11 @@ if TYPE_CHECKING:
     from tfdp_rec.sums.counts import private_counts as private_counts
     from tfdp_rec.sums.moments import private_moments as private_moments
     from tfdp_rec.sums.private_labels import private_labels as private_labels
+    from tfdp_rec.sums.private_metrics import Figure as Figure
+    from tfdp_rec.sums.private_metrics import RecommendedLists as RecommendedLists
+    from tfdp_rec.sums.private_metrics import ScoredRows as ScoredRows
+    from tfdp_rec.sums.private_metrics import noise_of_metrics as noise_of_metrics
+    from tfdp_rec.sums.private_metrics import private_metrics as private_metrics
     from tfdp_rec.sums.reliability import private_reliability as private_reliability
     from tfdp_rec.sums.set_union import private_items as private_items
     from tfdp_rec.sums.set_union import private_terms as private_terms
