@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tfdp_rec.metrics import Mean, hit_at_k, hits, ndcg_at_k, recall_at_k
+from tfdp_rec.metrics import Mean, hit_at_k, hits, ndcg_at_k, popular_share, recall_at_k
 
 RANKING = st.permutations(range(1, 9)).map(lambda order: order[:5])
 RELEVANT = st.lists(st.integers(1, 12), min_size=1, max_size=7)
@@ -26,6 +26,13 @@ def test_each_is_its_definition(users):
     assert recall_at_k(rankings, relevant).tolist() == pytest.approx(recalls)
     assert hit_at_k(rankings, relevant).tolist() == [float(recall > 0) for recall in recalls]
     assert ndcg_at_k(rankings, relevant).tolist() == pytest.approx([slow_ndcg(*user) for user in users])
+
+
+@given(st.lists(st.lists(st.integers(0, 6), min_size=4, max_size=4), min_size=1), st.sets(st.integers(0, 6)))
+def test_the_share_of_popular_items_is_among_those_that_were_recommended(lists, popular):
+    found = [[item for item in row if item] for row in lists]
+    shares = [sum(item in popular for item in row) / len(row) if row else 0.0 for row in found]
+    assert popular_share(lists, list(popular)).tolist() == pytest.approx(shares)
 
 
 def test_an_answer_that_is_filled_up_has_no_hit_there():

@@ -5,8 +5,8 @@ For a user with the relevant items R, and recommendations r_1 … r_k (best firs
     recall@k = |R ∩ {r_1 … r_k}| / |R|           hit@k = 1 if any of them is in R, else 0
     DCG@k = Σ over places p with r_p in R of 1/log₂(p + 1),   nDCG@k = DCG@k / (DCG@k of the best possible order).
 
-Each function gives a value per user, and `Mean` their mean. No ε covers these numbers: use them for held-out users, or
-for users who agreed to be counted.
+Each function gives a value per user, and `Mean` their mean. No ε covers these numbers: they are for those who may see
+the data. `tfdp_rec.privacy.private_metrics` releases means of them within ε (docs/privacy-metrics.md).
 """
 
 from __future__ import annotations
@@ -88,6 +88,22 @@ def ndcg_at_k(recommended: ArrayLike, relevant: Sequence[ArrayLike]) -> NDArray[
     gains = 1 / np.log2(np.arange(2, found.shape[1] + 2))
     most = np.array([min(len(np.unique(items)), found.shape[1]) for items in relevant])
     return found @ gains / np.cumsum(gains)[most - 1]
+
+
+def popular_share(recommended: ArrayLike, popular: ArrayLike) -> NDArray[np.float64]:
+    """Share of each user's recommended items that are among the popular ones; 0 for a user without any.
+
+    Args:
+        recommended: Item ids, `[users, k]`; 0 stands for none.
+        popular: Ids of the popular items, which are public or released.
+
+    Example:
+        >>> popular_share([[3, 1], [2, 0], [0, 0]], [1, 2]).tolist()
+        [0.5, 1.0, 0.0]
+    """
+    rows = np.asarray(recommended)
+    there = rows != 0
+    return (np.isin(rows, popular) & there).sum(1) / np.maximum(there.sum(1), 1)
 
 
 def ranks(scores: NDArray[np.floating], label: NDArray[np.integer]) -> NDArray[np.int64]:

@@ -149,7 +149,7 @@ def drawn_loss(n):
 
 
 def true_auc():
-    """Of a score u² of the positives against u of the negatives, cut to cells."""
+    """Of a score 1 − u² of the positives against 1 − u of the negatives, cut to cells."""
     edges = np.concatenate([[0], THRESHOLDS[1:-1], [1]])
     above, below = np.diff(np.sqrt(edges)), np.diff(edges)
     wins = np.cumsum(below) - below / 2
@@ -161,7 +161,7 @@ def drawn_auc(n, most_rows=1):
         owner = np.repeat(np.arange(n), rng.integers(1, most_rows + 1, n))
         labels = (rng.random(len(owner)) < 0.3).astype(int)
         scores = np.where(labels, 1 - rng.random(len(owner)) ** 2, 1 - rng.random(len(owner)))
-        return {"units": np.arange(n), "rows": ScoredRows(owner, scores, labels, THRESHOLDS)}, 1 - true_auc()
+        return {"units": np.arange(n), "rows": ScoredRows(owner, scores, labels, THRESHOLDS)}, true_auc()
 
     return draw
 
@@ -191,6 +191,18 @@ def held(draw, noise, releases=2000, name=None):
 )  # fmt: skip
 def test_an_interval_holds_the_truth_in_95_of_100_releases(draw, noise):
     assert abs(held(draw, noise) - 0.95) < 0.02
+
+
+def few(rng):
+    """Values whose variance the noise hides, or nearly."""
+    values = {name: rng.beta(0.5, 2.5, 450) for name in "mnop"}
+    return {"units": np.arange(450), "means": values}, 0.5 / 3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [1.0, 2.0, 4.0, 12.0])
+def test_of_few_units_it_holds_it_at_least_as_often(noise):
+    assert held(few, noise) > 0.93
 
 
 @pytest.mark.slow

@@ -250,9 +250,12 @@ class _Means:
         if units <= _CLEAR * noise:
             return {name: _hidden(bound) for name, bound in self.bounds.items()}
         mean = np.clip((1 + first / units) / 2, 0.0, 1.0)
-        # No variance of values in [0, 1] is above mean (1 − mean).
-        variance = np.clip((1 + _SMALL * second / units) / 2 - mean**2, 0.0, mean * (1 - mean))
-        by_noise, by_sampling = noise / units * np.hypot(0.5, mean - 0.5), np.sqrt(variance * unit / units)
+        by_noise = noise / units * np.hypot(0.5, mean - 0.5)
+        # By one standard error more than it seems: where noise hides the variance, an interval is not to forget it.
+        # No variance of values in [0, 1] is above mean (1 − mean), at a mean that is as much nearer to a half.
+        variance = (1 + _SMALL * second / units) / 2 - mean**2 + _SMALL * noise / units / 2
+        away = np.maximum(np.abs(mean - 0.5) - by_noise, 0.0)
+        by_sampling = np.sqrt(np.clip(variance, 0.0, 0.25 - away**2) * unit / units)
         return {
             name: Figure(bound * value, bound * noisy_by, bound * sampled_by, bound)
             for (name, bound), value, noisy_by, sampled_by in zip(
@@ -300,7 +303,8 @@ class _Cells:
         beating = 1 - (np.cumsum(positive) - positive / 2) / above
         value = positive @ beaten / above
         slopes = np.concatenate([(beating - value) / below, (beaten - value) / above])
-        sampling = max(float(noisy @ slopes**2), 0.0) ** 0.5
+        squares = slopes**2
+        sampling = max(float(noisy @ squares + noise * np.linalg.norm(squares)), 0.0) ** 0.5  # as of means
         return {"AUC": Figure(float(np.clip(value, 0, 1)), float(noise * np.linalg.norm(slopes)), sampling)}
 
 
@@ -341,7 +345,7 @@ class _Coverage(_Lists):
     def figures(self, noisy: NDArray[np.float64], noise: float) -> dict[str, Figure]:
         step = self.most / self.num_items
         value = min(max(float(noisy[0]) * step, 0.0), 1.0)
-        return {"coverage": Figure(value, noise * step, (step * value) ** 0.5)}
+        return {"coverage": Figure(value, noise * step, (step * min(value + noise * step, 1.0)) ** 0.5)}
 
 
 class _Gini(_Lists):
@@ -360,7 +364,8 @@ class _Gini(_Lists):
     def figures(self, noisy: NDArray[np.float64], noise: float) -> dict[str, Figure]:
         step = self._step / (self.num_items * self.num_slots * self.most)
         value = min(max(float(noisy[0]) * step, 0.0), 1.0)
-        return {"Gini": Figure(value, noise * step, ((1 - value**2) / self.num_slots) ** 0.5)}
+        least = max(value - noise * step, 0.0)
+        return {"Gini": Figure(value, noise * step, ((1 - least**2) / self.num_slots) ** 0.5)}
 
 
 def _hidden(most: float) -> Figure:
