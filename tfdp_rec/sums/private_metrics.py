@@ -6,14 +6,14 @@ moves each block by at most Q = ⌊√(4²⁰ / b)⌋ in ℓ₂, and so the vect
 * **Means** of K values v in [0, 1]: a unit gives q, and q (2v − 1) and q (2v² − 1)/4 for each v, rounded towards zero,
   where q² (1 + K + K/16) ≤ Q². So the number of units is noisy too; a mean is half of 1 + the ratio of two sums.
 * **AUC**: rows fall into cells by label and public thresholds; each of a unit's r rows gives ⌊Q / r⌋.
-* **Coverage**: ⌊(Q − 1) c / k⌋, of c items that are in a list; a list of k items moves c by at most k.
-* **Gini**: ⌊(Q − 1) S / s⌋, S = Σ_{i<j} |c_i − c_j| of the m items' counts. A list of a items moves c_i − c_j by at
+* **Coverage**: ⌊Q c / k⌋, of c items that are in a list; a list of k items moves c by at most k.
+* **Gini**: ⌊Q S / s⌋, S = Σ_{i<j} |c_i − c_j| of the m items' counts. A list of a items moves c_i − c_j by at
   most 1, and only where one of i, j is in it: S by at most a (m − a) ≤ s, the most of it for a ≤ k. The figure is
   S / (n k m), n the public number of lists that there may be: one unit moves it by at most s / (n k m) ≤ 1/n.
 
-(⌊x⌋ and ⌊y⌋ are at most ⌈|x − y|⌉ apart: so the −1.) `fixed_point.release_sums` adds the noise: that is one Gaussian
-mechanism of noise multiplier σ, and figures and intervals are computed from its output alone. docs/privacy-metrics.md
-has the proofs, and how an interval contains both noise and the choice of the held-out units.
+(⌊x⌋ and ⌊y⌋ are at most ⌈|x − y|⌉ apart, and Q is whole.) `fixed_point.release_sums` adds the noise: that is one
+Gaussian mechanism of noise multiplier σ, and figures and intervals are computed from its output alone.
+docs/privacy-metrics.md has the proofs, and how an interval contains both noise and the choice of the held-out units.
 """
 
 from __future__ import annotations
@@ -340,7 +340,7 @@ class _Coverage(_Lists):
     """The share of the items that are in a list."""
 
     def sums(self, share: int) -> NDArray[np.int64]:
-        return np.array([(share - 1) * int((self.counts() > 0).sum()) // self.most], np.int64)
+        return np.array([share * int((self.counts() > 0).sum()) // self.most], np.int64)
 
     def figures(self, noisy: NDArray[np.float64], noise: float) -> dict[str, Figure]:
         step = self.most / self.num_items
@@ -359,7 +359,7 @@ class _Gini(_Lists):
     def sums(self, share: int) -> NDArray[np.int64]:
         ordered = np.sort(self.counts())
         gaps = int((2 * np.arange(self.num_items) - self.num_items + 1) @ ordered)  # Σ_{i<j} |c_i − c_j|
-        return np.array([(share - 1) * gaps // self._step], np.int64)
+        return np.array([share * gaps // self._step], np.int64)
 
     def figures(self, noisy: NDArray[np.float64], noise: float) -> dict[str, Figure]:
         step = self._step / (self.num_items * self.num_slots * self.most)
