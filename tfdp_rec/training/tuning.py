@@ -166,9 +166,8 @@ def _list_settings(space: Any) -> list[Mapping[str, Any]]:
         for name, values in space.items():
             if isinstance(values, str) or not isinstance(values, Sequence):
                 raise TypeError(f"space gives each setting a list of values: {name}=[{values!r}].")
-        choices: list[Mapping[str, Any]] = [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
-    else:
-        choices = [dict(each) for each in space]
+        space = [dict(zip(space, values, strict=True)) for values in itertools.product(*space.values())]
+    choices: list[Mapping[str, Any]] = [dict(each) for each in space]
     if not choices:
         raise ValueError("space holds no settings to choose from.")
     return choices
