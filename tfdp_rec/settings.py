@@ -23,7 +23,7 @@ import dataclasses
 import math
 import types
 import typing
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 AnySettings = TypeVar("AnySettings")
@@ -67,10 +67,12 @@ def _options(settings: Any) -> Iterator[tuple[dataclasses.Field[Any], types.Simp
     yield from ((field, field.metadata["option"]) for field in dataclasses.fields(settings) if field.metadata)
 
 
-def add_options(parser: argparse.ArgumentParser, settings: type) -> None:
-    """Adds the options of a settings class to a parser; what is not given stays None."""
+def add_options(parser: argparse.ArgumentParser, settings: type, only: Collection[str] | None = None) -> None:
+    """Adds the options of a settings class, or those named, to a parser; what is not given stays None."""
     hints, groups = typing.get_type_hints(settings), dict[str, Any]({"": parser})
     for field, known in _options(settings):
+        if only is not None and field.name not in only:
+            continue
         if known.group not in groups:
             groups[known.group] = parser.add_argument_group(known.group)
         # Of `float | None` and of `tuple[int, ...]` the type of one value.

@@ -10,6 +10,7 @@ from tfdp_rec.cli.commands import Command, run
 COMMANDS = tuple(
     Command(name, f"tfdp_rec.cli.{name}", headline)
     for name, headline in {
+        "plan": "three settings of a private training, by time and by what epsilon lets it learn",
         "train": "train private recommenders, of movies or of a log of your own",
         "recommend": "what comes next: a history of ids in, ids and titles out",
         "serve": "answer over HTTP, in the shape of TensorFlow Serving's REST interface",

@@ -24,7 +24,7 @@ from tfdp_rec.job.settings import ALLOCATION, SHUFFLED, JobSettings
 from tfdp_rec.sums.counts import Counted, exact_counts, private_counts
 from tfdp_rec.sums.spark import SparkLog
 
-_TRAIN = 0.8  # of the users
+TRAIN = 0.8  # of the users
 _TYPICAL = 20  # items of a user: what noisy counts expect
 
 
@@ -40,7 +40,7 @@ class Users:
 
 def split_users(log: Interactions, settings: JobSettings) -> Users:
     """The split; a user is on the same side on all days."""
-    train, test = log.split(_TRAIN, key=f"tfdp-rec train {settings.seed}")
+    train, test = log.split(TRAIN, key=f"tfdp-rec train {settings.seed}")
     if not len(train):
         raise ValueError(f"The log has {len(log)} users, too few to hold any out: none is left to train on.")
     if settings.sampling == SHUFFLED:
@@ -51,11 +51,11 @@ def split_users(log: Interactions, settings: JobSettings) -> Users:
 def split_on_spark(log: SparkLog, settings: JobSettings, most: int, folder: Path) -> Users:
     """The same split; at most about so many users to test on come here, by the same hash."""
     key = f"tfdp-rec train {settings.seed}"
-    train, test = log.split(_TRAIN, key)
+    train, test = log.split(TRAIN, key)
     if not len(train) or not len(test):
         raise ValueError(f"The log has {len(log)} users, too few to train on some and to test on others.")
-    low = 1 - (1 - _TRAIN) * min(1.0, most / len(test))
-    held_out = log.restrict_to(key, max(low, _TRAIN), 1.0).collect(folder)
+    low = 1 - (1 - TRAIN) * min(1.0, most / len(test))
+    held_out = log.restrict_to(key, max(low, TRAIN), 1.0).collect(folder)
     return Users(train, np.arange(len(held_out)), None, held_out)
 
 

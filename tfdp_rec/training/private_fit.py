@@ -61,7 +61,7 @@ from tfdp_rec.training.private_form import OF_COMPILE, compile_options, input_na
 from tfdp_rec.training.private_plan import PrivatePlan
 from tfdp_rec.training.private_step import OPTIONS
 from tfdp_rec.training.rehearsal import Rehearsal, rehearse
-from tfdp_rec.training.signal import choose_batches, share_of_signal
+from tfdp_rec.training.signal import choose_batches
 
 _EXTREME = (
     "Clipping keeps the order of predictions and makes probabilities too extreme: make_private(..., reliability=30.0) "
@@ -139,8 +139,7 @@ class PrivateFit:
     @property
     def share_of_signal(self) -> float:
         """The share of the signal that ε allows which this batch size and number of epochs reach."""
-        plan = self.plan
-        return share_of_signal(plan.sampling, plan.steps, plan.noise_multiplier, plan.epsilon, plan.delta)
+        return self.plan.share_of_signal
 
     @property
     def epsilon(self) -> float:

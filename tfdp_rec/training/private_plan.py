@@ -22,7 +22,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import tensorflow as tf
 
@@ -41,6 +41,10 @@ from tfdp_rec.core.mechanism.correlated_noise import Correlation
 from tfdp_rec.core.sensitivity.weights import Auto
 from tfdp_rec.training.arrays import warn_of_users
 from tfdp_rec.training.privacy_budget import PrivacyBudget
+from tfdp_rec.training.signal import share_of_signal
+
+if TYPE_CHECKING:
+    from tfdp_rec.training.planner import Suggestions
 
 _NOTE = "plan"
 _MUCH = 20.0  # above this ε, which bounds odds by half a billion, a plan warns
@@ -127,6 +131,59 @@ class PrivatePlan:
         self._optimizer: Any = None  # the one that the gate is open for, outside of a fit
         for use in self._uses.values():
             self._payer.spend(*use, id=use.id)
+
+    @classmethod
+    def suggest(
+        cls, model: Any, rows: Any, *, num_units: int, epsilon: float, delta: float, unit: str = "example",
+        spent: Iterable[tuple[DpEvent, str]] = (), l2_norm_clip: float | Auto = 1.0, accountant: str = "pld",
+        verbose: Any = "auto",
+    ) -> Suggestions:
+        """Up to three plans, cheapest first, each of which has more of the signal that ε allows than those before it.
+
+        Public numbers alone are used, and seconds and memory that a few steps of `LazyDPSGD` take here, by a new model
+        of the same layers on made-up rows. No row is read, and nothing is spent.
+
+        Args:
+            model: Compiled model of layers, with one loss.
+            rows: (x, y) as for `make_private`, or `tf.TensorSpec` in their place: shapes and types are looked at, and
+                no value.
+            num_units: Number of units, which is public.
+            epsilon: Largest ε of the whole training.
+            delta: Probability δ.
+            unit: Name of a unit.
+            spent: Other uses of the data, as for a plan.
+            l2_norm_clip: Clip C, or "auto".
+            accountant: Method by which the noise of the plans is computed, "pld" or "rdp".
+            verbose: 0 for no progress.
+
+        Returns:
+            Suggestions: `print` shows the table, and `[0].plan` is the plan of the first row.
+
+        Raises:
+            ValueError: A value is out of range, no noise meets the budget, or the model is of another form.
+
+        Example:
+            >>> import keras, tensorflow as tf, tfdp_rec
+            >>> model = keras.Sequential([keras.Input([1]), keras.layers.Embedding(50, 4), keras.layers.Flatten()])
+            >>> model.compile(loss="mse")
+            >>> rows = tf.TensorSpec([None, 1], tf.int32), tf.TensorSpec([None, 4])
+            >>> found = tfdp_rec.PrivatePlan.suggest(
+            ...     model, rows, num_units=500, epsilon=3.0, delta=1e-4, accountant="rdp", verbose=0)
+            >>> 1 <= len(found) <= 3 and found[-1].plan.share_of_signal >= found[0].plan.share_of_signal
+            True
+        """
+        from tfdp_rec.training import planner  # which makes plans
+
+        prepare, values = planner.on_made_up_rows(model, rows)
+        return planner.suggest(
+            prepare, num_units, values, epsilon=epsilon, delta=delta, unit=unit, spent=spent,
+            l2_norm_clip=l2_norm_clip, accountant=accountant, verbose=verbose,
+        )  # fmt: skip
+
+    @property
+    def share_of_signal(self) -> float:
+        """The share of the signal that ε allows which this batch size and number of steps reach."""
+        return share_of_signal(self.sampling, self.steps, self.noise_multiplier, self.epsilon, self.delta)
 
     def __copy__(self) -> PrivatePlan:
         return self  # a second plan would allow its steps once more

@@ -106,7 +106,7 @@ def rehearse(
         bar = keras.utils.Progbar(_ADAM_STEPS * _ADAM_ROUNDS + plan.steps)
         progress = [keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: bar.add(1))]
     rng = np.random.default_rng(0)
-    generated = GeneratedRows(_new(model), x, rows + _HELD_OUT, rng)
+    generated = GeneratedRows(remake(model), x, rows + _HELD_OUT, rng)
     task = (_clicks if of_clicks else _classes)(model, generated, rows)
     dtype = y.dtype.as_numpy_dtype if of_clicks else np.int32
     labels = np.reshape(task.labels, [-1, *y.shape[1:]]).astype(dtype)
@@ -119,14 +119,14 @@ def rehearse(
     def judge(trained: Any) -> float:
         return task.judge(np.asarray(trained.predict(judged, batch_size=_HELD_OUT // 5, verbose=0), np.float32))
 
-    plain, best = _new(model), [task.averages]
+    plain, best = remake(model), [task.averages]
     plain.compile("adam", loss)
     keep_best = keras.callbacks.LambdaCallback(on_epoch_end=lambda epoch, logs: best.append(judge(plain)))
     shuffled = tf.data.Dataset.from_tensor_slices(select(slice(rows))).shuffle(rows).repeat().batch(_ADAM_BATCH)
     seen = {"steps_per_epoch": _ADAM_STEPS, "epochs": _ADAM_ROUNDS, "shuffle": False, "verbose": 0}
     plain.fit(shuffled, callbacks=[keep_best, *progress], **seen)
 
-    new = _new(model)
+    new = remake(model)
     private = PrivateModel(new.input, new.output, name=model.name)
     # Not the plan: these steps are of no unit's data, and cost nothing.
     rehearsed = PrivatePlan(
@@ -139,7 +139,7 @@ def rehearse(
     return Rehearsal(task.metric, task.averages, task.possible, max(best), judge(private))
 
 
-def _new(model: keras.Model) -> Any:
+def remake(model: keras.Model) -> Any:
     """A plain model of the same layers, with weights of its own."""
     new = keras.models.clone_model(keras.Model(model.input, model.output, name=model.name))
     shared = {id(each) for each in model.variables} & {id(each) for each in new.variables}

@@ -12,13 +12,15 @@ and dear in ε: small batches, few epochs.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 from tfdp_rec.core.claim.calibration import calibrate_noise
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
-from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
+from tfdp_rec.core.claim.schemes import PoissonSampling, RandomAllocation, Sampling
 
 _ENOUGH = 0.9
 _EPOCHS = (5, 10, 20, 40)
+_CANDIDATES = (1, 2, 4, 7, 12, 20, 35, 60)  # epochs
 _STEPS = 400  # with fewer, trainings of the studies had not arrived where more took them
 _MOST_UNITS = 8192  # of a batch
 _MOST_VALUES = 2**18  # of a batch's data, which memory follows
@@ -53,6 +55,16 @@ def choose_batches(
         if share_of_signal(sampling, steps, noise, epsilon, delta) >= _ENOUGH:
             return size, each
     return _batch_size(units, values, candidates[-1]) if batch_size is None else batch_size, candidates[-1]
+
+
+def candidates(units: int, values: int, unit: str) -> Iterator[tuple[Sampling, int]]:
+    """Samplings and steps to choose among: for each number of epochs the largest batch, drawn in two ways."""
+    # A smaller batch has more steps in as many epochs: it takes longer, and has less of the signal.
+    for epochs in _CANDIDATES:
+        size = _batch_size(units, values, epochs)
+        steps = math.ceil(units / size)
+        yield PoissonSampling(units, size, unit), epochs * steps
+        yield RandomAllocation(units, steps, unit), epochs * steps
 
 
 def _batch_size(units: int, values: int, epochs: int) -> int:

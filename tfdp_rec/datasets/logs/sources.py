@@ -146,12 +146,12 @@ def is_list(kind: pa.DataType) -> bool:
 def _number_stretches(where: str, columns: Sequence[str], tables: Iterator[pa.Table]) -> Iterator[Stretch]:
     first = 1
     for table in tables:
-        _check_columns(where, columns, table.column_names)
+        check_columns(where, columns, table.column_names)
         yield Stretch(where, first, table.select(list(columns)))
         first += table.num_rows
 
 
-def _check_columns(where: str, wanted: Sequence[str], found: Sequence[str]) -> None:
+def check_columns(where: str, wanted: Sequence[str], found: Sequence[str]) -> None:
     """Each is there, and there once."""
     missing = [name for name in wanted if name not in found]
     if missing:
@@ -201,7 +201,7 @@ def _parquet(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     import pyarrow.parquet
 
     with pyarrow.parquet.ParquetFile(path, pre_buffer=False) as file:  # else all of it is in memory at once
-        _check_columns(str(path), columns, file.schema_arrow.names)
+        check_columns(str(path), columns, file.schema_arrow.names)
         rows = _ROWS * max(1, file.metadata.num_rows) // max(1, _values_in(file.metadata))
         for batch in file.iter_batches(max(1, min(rows, _ROWS)), columns=list(columns)):
             yield pa.Table.from_batches([batch])
@@ -215,7 +215,7 @@ def _arrow(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
         except pa.ArrowInvalid:
             file.seek(0)
             reader = batches = pa.ipc.open_stream(file)
-        _check_columns(str(path), columns, reader.schema.names)
+        check_columns(str(path), columns, reader.schema.names)
         for batch in batches:
             yield from _slices(pa.Table.from_batches([batch]))
 
@@ -226,7 +226,7 @@ def _csv(path: Path, columns: Sequence[str]) -> Iterator[pa.Table]:
     # Opened twice: the names are checked before Arrow is asked for columns, which would name none of those there are.
     parse, read = _options_of(path), csv.ReadOptions(block_size=_BYTES)
     with csv.open_csv(path, read, parse) as header:
-        _check_columns(str(path), columns, header.schema.names)
+        check_columns(str(path), columns, header.schema.names)
     as_text = csv.ConvertOptions(
         include_columns=list(columns), column_types={name: pa.string() for name in columns}, null_values=[""],
         strings_can_be_null=True,
@@ -287,7 +287,7 @@ def _kinds(path: Path, block: bytes, columns: Sequence[str]) -> pa.Schema:
                 kinds[name] = _KINDS.get(type(found[name]), pa.string())
         if len(kinds) == len(set(columns)):
             break
-    _check_columns(str(path), columns, sorted(named))
+    check_columns(str(path), columns, sorted(named))
     return pa.schema([(name, kinds.get(name, pa.string())) for name in columns])
 
 

@@ -68,6 +68,14 @@ _COVERS = (
 )
 
 
+def make_two_tower(settings: JobSettings, num_items: int, prior: Any) -> TwoTower:
+    """The two-tower of a job."""
+    return TwoTower(
+        np.arange(1, num_items + 1), prior=prior, history_length=HISTORY, ks=KS, width=settings.width,
+        hidden=settings.hidden, name="two_tower",
+    )  # fmt: skip
+
+
 @dataclasses.dataclass(frozen=True)
 class Training:
     """One recommender to be trained: what its model begins with, and the examples of its steps."""
@@ -97,10 +105,7 @@ class Training:
         settings = self.job.settings
         keras.utils.set_random_seed(settings.seed)
         if names.is_two_tower(self.name):
-            return TwoTower(
-                np.arange(1, self.material.log.num_items + 1), prior=self.release, history_length=HISTORY, ks=KS,
-                width=settings.width, hidden=settings.hidden, name="two_tower",
-            )  # fmt: skip
+            return make_two_tower(settings, self.material.log.num_items, self.release)
         # What the sums have cost comes into the model's history with the ledger's other payments.
         return SASRec.upon(
             self.release, spent=(), width=settings.width, history_length=HISTORY, num_blocks=0, name="upon_sums"
