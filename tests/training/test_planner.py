@@ -13,7 +13,7 @@ from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.calibration import calibrate_noise
 from tfdp_rec.core.claim.events import GaussianDpEvent
 from tfdp_rec.core.claim.schemes import PoissonSampling, RandomAllocation
-from tfdp_rec.training import planner
+from tfdp_rec.training import planner, signal
 from tfdp_rec.training.planner import Candidate, choose
 from tfdp_rec.training.signal import candidates, share_of_signal
 
@@ -51,16 +51,22 @@ def timed(monkeypatch):
     return asked
 
 
+@pytest.fixture
+def few(monkeypatch):
+    """Fewer candidates, for less time."""
+    monkeypatch.setattr(signal, "_CANDIDATES", (4, 20))
+
+
 def suggest(**more):
     rows = [tf.TensorSpec([None], tf.int32)] * 2, tf.TensorSpec([None, 1], tf.float32)
     given = {"num_units": UNITS, "epsilon": EPSILON, "delta": DELTA, "accountant": "rdp", "verbose": 0, **more}
     return tfdp_rec.PrivatePlan.suggest(click_model(), rows, **given)
 
 
-def test_no_suggestion_costs_more_than_epsilon_with_what_else_is_spent(timed):
+def test_no_suggestion_costs_more_than_epsilon_with_what_else_is_spent(timed, few):
     spent = [(GaussianDpEvent(2.0), "popularity counts")]
     found = suggest(spent=spent, l2_norm_clip="auto")
-    assert len(found) == 3
+    assert found
     for row in found:
         plan = row.plan
         fresh = Accountant(GaussianDpEvent(plan.noise_multiplier), plan.sampling, DELTA, "rdp")
@@ -70,12 +76,13 @@ def test_no_suggestion_costs_more_than_epsilon_with_what_else_is_spent(timed):
 
 
 @pytest.mark.slow
-def test_by_the_tight_accountant_too(timed):
+def test_by_the_tight_accountant_too(timed, few):
     for row in suggest(accountant="pld"):
         fresh = Accountant(GaussianDpEvent(row.plan.noise_multiplier), row.plan.sampling, DELTA, "pld")
         assert 0.99 * EPSILON < fresh.epsilon(row.plan.steps) <= EPSILON
 
 
+@pytest.mark.slow
 def test_rows_get_dearer_and_better_and_no_setting_of_a_grid_beats_one(timed):
     found = suggest()
     told = [row.numbers for row in found]
@@ -100,7 +107,7 @@ def test_rows_get_dearer_and_better_and_no_setting_of_a_grid_beats_one(timed):
                 assert not (share >= 1.001 * row["share_of_signal"] and seconds < row["seconds"]), (epochs, sampling)
 
 
-def test_the_smallest_and_the_largest_batch_are_timed(timed):
+def test_the_smallest_and_the_largest_batch_are_timed(timed, few):
     suggest()
     sizes = [math.ceil(sampling.expected_batch_size) for sampling, _ in candidates(UNITS, 3, "example")]
     assert timed == [min(sizes), max(sizes)]
@@ -132,7 +139,7 @@ def test_three_are_shown_where_there_are_three():
     assert [each.seconds for each in choose(near)] == [8]
 
 
-def test_shapes_alone_are_looked_at_and_steps_are_timed_on_made_up_rows():
+def test_shapes_alone_are_looked_at_and_steps_are_timed_on_made_up_rows(few):
     rows = [np.zeros(UNITS, "int32").view(Private)] * 2, np.zeros([UNITS, 1], "float32").view(Private)
     model = click_model()
     before = [each.numpy() for each in model.weights]
@@ -148,10 +155,12 @@ def test_shapes_alone_are_looked_at_and_steps_are_timed_on_made_up_rows():
         rows[1][0]
 
 
-def test_the_table_has_a_line_for_each_row(timed):
+def test_the_table_has_a_line_for_each_row(timed, few):
     found = suggest()
     head, *lines = str(found).splitlines()
-    assert len(lines) == len(found) == 3 and head.split()[:2] == ["sampling", "batch"]
+    if len(found) < 3:
+        assert lines.pop().startswith("There are no more rows")
+    assert len(lines) == len(found) and head.split()[:2] == ["sampling", "batch"]
     for line, row in zip(lines, found):
         assert line.split()[0] == type(row.plan.sampling).__name__
         assert f"{row.plan.share_of_signal:.0%}" in line.split()
@@ -163,7 +172,8 @@ def test_the_table_has_a_line_for_each_row(timed):
         ({"epsilon": 0.0}, "epsilon must be positive"),
         ({"epsilon": math.nan}, "epsilon"),
         ({"delta": 0.5}, "above 1 / num_units"),
-        ({"num_units": 0}, "num_units|units"),
+        ({"num_units": 0}, "num_units must be"),
+        ({"num_units": 2.5}, "num_units"),
         ({"accountant": "moments"}, "accountant"),
         ({"spent": [(GaussianDpEvent(0.01), "a count")]}, "No noise multiplier"),
     ],

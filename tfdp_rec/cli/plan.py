@@ -61,9 +61,9 @@ def run(args: argparse.Namespace) -> int:
     """Prints the table."""
     optional("pyarrow", "job")
     settings, public = _read_public(args)
-    path = args.json
-    if path is not None and os.path.lexists(path) and not (os.path.isfile(path) and path.endswith(".json")):
-        raise ValueError(f"--json: {path} is there, and is no .json file that could be replaced: give another name.")
+    path = None if args.json is None else os.path.abspath(args.json)
+    if path is not None and os.path.lexists(path):  # it may be the log; of "" it is the folder that we are in
+        raise ValueError(f"--json: {path} is there already: give another name.")
     # Opened now, for what may be wrong with it; it appears at the end.
     with contextlib.nullcontext() if path is None else open_atomically(path) as file:
         quiet.import_tensorflow()

@@ -33,11 +33,10 @@ from tfdp_rec import optimizers
 from tfdp_rec.core.claim.calibration import calibrate_noise
 from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.claim.schemes import PoissonSampling, Sampling
-from tfdp_rec.core.ground.keras_internals import functional_class
 from tfdp_rec.core.mechanism.noise_walk import first_dense_optimizer, first_rate
 from tfdp_rec.core.sensitivity.weights import Auto
 from tfdp_rec.training.generated_rows import GeneratedRows
-from tfdp_rec.training.private_form import compile_options, make_private_model
+from tfdp_rec.training.private_form import PLAIN, compile_options, make_private_model
 from tfdp_rec.training.private_plan import PrivatePlan
 from tfdp_rec.training.rehearsal import remake
 from tfdp_rec.training.signal import candidates, share_of_signal
@@ -119,8 +118,8 @@ def suggest(
             accountant=accountant,
         )  # fmt: skip
 
+    make_plan(PoissonSampling(num_units, 1, unit), 1)  # says what is wrong with the numbers
     choices = list(candidates(num_units, values, unit))
-    make_plan(*choices[0])  # says what is wrong with ε, δ and the rest
     bar = keras.utils.Progbar(len(choices) + 5, verbose=int(verbose != 0), unit_name="part")
     shares = []
     for sampling, steps in choices:
@@ -170,7 +169,7 @@ def choose(found: Sequence[Candidate]) -> list[Candidate]:
 
 def on_made_up_rows(model: Any, rows: Any) -> tuple[Prepare, int]:
     """What prepares a new model of the same layers, and the number of values in a row."""
-    loss = compile_options(model).get("loss") if isinstance(model, functional_class()) and model.built else None
+    loss = compile_options(model).get("loss") if isinstance(model, PLAIN) and getattr(model, "built", False) else None
     if loss is None or not isinstance(rows, tuple) or len(rows) != 2:
         raise ValueError(
             "A suggestion is for models of layers that were built and compiled with a loss, and (x, y) as for "
@@ -180,7 +179,8 @@ def on_made_up_rows(model: Any, rows: Any) -> tuple[Prepare, int]:
     x, y = tf.nest.map_structure(lambda each: tf.TensorSpec([None, *each.shape[1:]], each.dtype), (x, y))
 
     def prepare(plan: PrivatePlan) -> tuple[Any, Any]:
-        new = remake(model)
+        plain = type(model) is keras.Sequential  # which has no input of its own
+        new = remake(keras.Model(model.inputs[0], model.outputs[0], name=model.name) if plain else model)
         features = GeneratedRows(new, x, _MADE_UP, np.random.default_rng(0)).features
         labels = tf.nest.map_structure(lambda each: np.zeros([_MADE_UP, *each.shape[1:]], each.dtype.name), y)
         made_up = features, labels
