@@ -187,3 +187,9 @@ def test_grid_of_a_run_is_kept():
     assert fine <= coarse < fine + 0.02
     nothing = losses_of_best(lambda epsilon: np.maximum(-np.expm1(epsilon), 0.0), 0.0, 3.0, 0.0, GRID)
     assert nothing.get_epsilon_for_delta(1e-9) < GRID  # runs that tell nothing
+
+
+def test_what_rounding_takes_of_a_run_is_put_back():
+    lost, mean = 1e-9, 7.0
+    found = losses_of_best(lambda epsilon: np.maximum(-np.expm1(epsilon), 0.0), lost, mean, 0.0, GRID)
+    assert found.get_delta_for_epsilon(3.0) >= mean * lost
