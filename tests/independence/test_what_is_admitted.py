@@ -188,6 +188,16 @@ LABELS = {
 }  # fmt: skip
 
 
+@pytest.mark.parametrize("from_logits", [True, False])
+def test_a_class_at_each_place_of_a_row(from_logits, readings):
+    """TensorFlow asserts there that labels and logits have one shape; refused was the line of Keras that asked it."""
+    inputs = keras.Input([5, 4])
+    model = tfdp_rec.PrivateModel(inputs, layers.Dense(3, activation=None if from_logits else "softmax")(inputs))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=from_logits)
+    model.compile(tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=4), loss)
+    is_read(model, (S, IDS % 3, np.ones([4, 5], "float32")), readings)
+
+
 @pytest.mark.parametrize("loss", [*LOSSES, *LABELS])
 def test_losses_with_sample_weights(loss, readings):
     inputs = keras.Input([3])

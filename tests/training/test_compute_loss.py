@@ -49,10 +49,16 @@ def size_of(tensor):
     return tf.cast(tf.shape(tensor)[0], tensor.dtype)
 
 
+def at_places(y, p):
+    """Whole numbers [batch, 2], and predictions [batch, 2, 3] of them."""
+    return tf.cast(y > 0, tf.int32), tf.nn.softmax(p[:, :, None] * tf.constant([1.0, -0.5, 0.2]))
+
+
 AVERAGES = {
     "a Keras loss": lambda y, p, w: keras.losses.Huber()(y, p),
     "with sample weights": lambda y, p, w: keras.losses.MeanSquaredError()(y, p, sample_weight=w),
     "a mean of all": lambda y, p, w: tf.reduce_mean(tf.square(y - p)),
+    "a class at each place": lambda y, p, w: keras.losses.SparseCategoricalCrossentropy()(*at_places(y, p)),
     "a mean of means": lambda y, p, w: tf.reduce_mean(tf.reduce_mean(tf.square(y - p), axis=-1)),
     "a mean of a mean over examples": lambda y, p, w: tf.reduce_mean(tf.reduce_mean(tf.square(y - p), axis=0)),
     "a sum of a mean of all": lambda y, p, w: tf.reduce_sum(tf.reduce_mean(tf.square(y - p), [0, 1], keepdims=True)),
@@ -192,7 +198,7 @@ REFUSED = {
     "a mean of sums, and a mean": (
         lambda y, p, w: tf.reduce_mean(tf.reduce_sum(p, axis=0)) + tf.reduce_mean(p), "ends in Add",
     ),
-    "by the weights": (lambda y, p, w: tf.reduce_sum(p) / tf.reduce_sum(w), "Sum .*several examples"),
+    "by the weights": (lambda y, p, w: tf.reduce_sum(p) / tf.reduce_sum(w), r"Sum in .*the loss is divided by.*return keras\.ops\.mean"),
     "by one less": (lambda y, p, w: tf.reduce_sum(p) / (size_of(p) - 1.0), "ends in RealDiv"),
     "by the batch twice": (lambda y, p, w: tf.reduce_mean(p) / size_of(p), "ends in RealDiv"),
     "times the batch": (lambda y, p, w: tf.reduce_mean(p) * size_of(p), "ends in Mul"),

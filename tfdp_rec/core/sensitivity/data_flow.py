@@ -15,7 +15,7 @@ import tensorflow as tf
 from tfdp_rec.core.ground.keras_internals import function_graph, resource_key
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity.independence.reading import find_functions, is_ours, outermost
-from tfdp_rec.core.sensitivity.independence.refusals import is_lookup_check, users_line
+from tfdp_rec.core.sensitivity.independence.refusals import is_librarys_check, users_line
 
 _READS = frozenset(
     """
@@ -100,7 +100,7 @@ def is_write(operation: Any) -> bool:
     if operation.type == "PrintV2":
         return operation.get_attr("output_stream").startswith(b"file:")
     stays = operation.op_def.is_stateful and operation.type not in _READS | _KEEPS_NOTHING
-    return (stays or operation.type in _OUT) and not is_lookup_check(operation)
+    return (stays or operation.type in _OUT) and not is_librarys_check(operation)
 
 
 def find_write(graph: Any, operations: Iterable[Any]) -> Any:

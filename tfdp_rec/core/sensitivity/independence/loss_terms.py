@@ -124,6 +124,8 @@ def _times_batch(walk: Walk, divisor: tf.Tensor) -> int | None:
         divisor = divisor.op.inputs[0]
     value = walk.value(divisor)
     if isinstance(value, Mixed):
+        if value.reason == "mixes":
+            raise walk.reading.refuse(value.operation, "divisor")
         raise walk.reading.refuse(value.operation, value.reason, value.detail, "what the loss is divided by")
     numbers: SizeArray | None = value.numbers if isinstance(value, Sized) else None
     entries = numbers.sizes if numbers is not None else ()

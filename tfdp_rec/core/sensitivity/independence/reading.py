@@ -379,7 +379,7 @@ def _apply(at: At) -> list[Value]:
     if at.before and _is_stateful(operation):
         return [Mixed(operation, "outside")] * count
     # A word that a lookup layer lacks ends the training as an id outside a table does: the data are not the model's.
-    if known is None and _has_effect(at.walk.graph, operation) and not refusals.is_lookup_check(operation):
+    if known is None and _has_effect(at.walk.graph, operation) and not refusals.is_librarys_check(operation):
         raise at.reading.refuse(operation, refusals.WITHOUT_RULE.get(kind, "effect"))
     if mixed is not None and not (known and known.mixed):
         return [mixed] * count

@@ -11,6 +11,7 @@ _OWN = str(pathlib.Path(os.path.abspath(__file__)).parents[3]) + os.sep  # the p
 _LIBRARIES = tuple(f"{os.sep}site-packages{os.sep}{name}{os.sep}" for name in ("tensorflow", "keras", "tf_keras"))
 _BELOW = tuple(os.path.join("keras", "src", part) + os.sep for part in ("ops", "backend", "utils"))  # wrappers
 _LOOKUP = _LIBRARIES[1] + os.path.join("src", "layers", "preprocessing", "index_lookup.py")
+_SOFTMAX = _LIBRARIES[0] + os.path.join("python", "ops", "nn_ops.py"), "sparse_softmax_cross_entropy_with_logits"
 _INSIDE = os.path.join("sensitivity", "engine.py")  # frames below this one are the model's
 
 REASONS = {
@@ -18,6 +19,12 @@ REASONS = {
         "puts several examples of the batch together, so that one example's gradient depends on the others and "
         "clipping bounds nothing",
         "Compute every example's loss from that example; shared negatives and statistics belong into shared_inputs",
+    ),
+    "divisor": (
+        "adds up over several examples of the batch what the loss is divided by, so that one example's gradient depends "
+        "on the others and clipping bounds nothing",
+        "Divide by a number that no example decides, such as the places of a row: return keras.ops.mean(loss); or "
+        "write per_example_loss(self, data, training), which returns each example's own mean, of shape [batch]",
     ),
     "in batch": (
         "multiplies examples of the batch with each other, so that clipping one's gradient bounds nothing",
@@ -223,11 +230,13 @@ def librarys_line(operation: Any) -> str | None:
     return None
 
 
-def is_lookup_check(operation: Any) -> bool:
-    """Whether an operation is Keras' own check that a lookup layer knows the words or numbers that it is given."""
-    frames = reversed(list(operation.traceback or ()))
-    made = next((frame.filename for frame in frames if _LIBRARIES[0] not in frame.filename), "")
-    return operation.type == "Assert" and made.endswith(_LOOKUP)
+def is_librarys_check(operation: Any) -> bool:
+    """Whether an operation is a library's own check of what it is given: that a lookup layer knows its words or
+    numbers, or that labels have the shape of logits, which the kernel behind it checks again."""
+    frames = list(operation.traceback or ())
+    made = next((frame.filename for frame in reversed(frames) if _LIBRARIES[0] not in frame.filename), "")
+    of_labels = any(frame.filename.endswith(_SOFTMAX[0]) and frame.name == _SOFTMAX[1] for frame in frames)
+    return operation.type == "Assert" and (made.endswith(_LOOKUP) or of_labels)
 
 
 def _frames_of_model(operation: Any) -> list[Any]:
