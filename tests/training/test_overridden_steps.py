@@ -406,6 +406,9 @@ def test_a_metrics_property_that_hides_keras_own_is_told_what_to_do(own_loss):
     with pytest.raises(NotPrivate, match=match) as caught:
         model.fit(X, Y, verbose=0)
     assert len(str(caught.value)) < 500
+    with pytest.raises(NotPrivate, match="overrides metrics"):  # before any step
+        model.prepare((X, Y))
+    assert any("overrides metrics" in each for each in tfdp_rec.validate(model, (X, Y)).refusals)
 
 
 def test_a_metrics_property_that_shows_keras_own_is_taken():

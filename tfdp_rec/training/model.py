@@ -50,7 +50,7 @@ from tfdp_rec.training.ordinary_steps import (
     prepare_ordinary_steps,
     uncounted_steps,
 )
-from tfdp_rec.training.overridden_steps import predictions_read, read_step, refuse_own_step
+from tfdp_rec.training.overridden_steps import predictions_read, read_step, refuse_hidden_metrics, refuse_own_step
 from tfdp_rec.training.per_example_loss import per_example_loss as compiled_per_example_loss
 from tfdp_rec.training.private_step import PrivateStep, diagnostics, loss_for_logs
 from tfdp_rec.training.release_methods import ReleaseMethods, empty_metrics_at_end, release_outside_steps
@@ -394,6 +394,7 @@ class PrivateTraining(ReleaseMethods):
             except NotPrivate as first:
                 raise refusal_of_all(self, specs, first) from first
             own_loss.refuse_nothing_to_train(self)
+            refuse_hidden_metrics(self)  # here, so that make_private says it and not the first step
             self.private_tables.build_optimizer()
             return reader
 

@@ -37,7 +37,8 @@ def read_step(model: Any, name: str, step: Callable[..., Any], data: Any) -> Any
         else:
             _read_in_graph(model, name, data, lambda data: read_step(model, name, step, data))
         return step(model, data)
-    _refuse_hidden_metrics(model, name)
+    if name != "predict_step":
+        refuse_hidden_metrics(model)
     graph: Any = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
     results = step(model, data)
@@ -65,10 +66,11 @@ def refuse_own_step(model: Any, base: type) -> None:
             )
 
 
-def _refuse_hidden_metrics(model: Any, name: str) -> None:
+def refuse_hidden_metrics(model: Any) -> None:
+    """Refuses a model whose `metrics` leave out Keras' own."""
     # Only what is among a model's metrics may hold numbers of the batch: those are reset, never saved, and followed.
     shown = type(model).metrics
-    if name == "predict_step" or getattr(shown, "fget", None) is keras.Model.metrics.fget:
+    if getattr(shown, "fget", None) is keras.Model.metrics.fget:
         return
     own = (loss_tracker(model), metrics_container(model))
     if any(one is not None and not any(one is each for each in model.metrics) for one in own):

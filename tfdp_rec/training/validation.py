@@ -29,6 +29,7 @@ from tfdp_rec.training.batch import examples_of
 from tfdp_rec.training.lookahead import build_layers
 from tfdp_rec.training.model import PrivateTraining, refuse_options
 from tfdp_rec.training.numeric_checks import SingleExamples
+from tfdp_rec.training.overridden_steps import refuse_hidden_metrics
 from tfdp_rec.training.own_loss import find_own_losses, refuse_no_loss, refuse_unsaid_loss
 from tfdp_rec.training.private_form import PLAIN, add_mixin, compile_options, make_private_model
 from tfdp_rec.training.trial_step import Refusals, TrialStep
@@ -150,7 +151,10 @@ def validate(model: keras.Model, batch: Any) -> Report:
         trial.read(batch)
         alone = SingleExamples(model, batch) if not trial.refusals else None
     model.settle()  # examples were run on withheld rows, which are published again
-    refusals = [*trial.refusals, *(alone.refusals if alone else ()), *_check_tables(model, trial.tables)]
+    hidden = Refusals()
+    with hidden.note(error=ValueError):
+        refuse_hidden_metrics(model)
+    refusals = [*trial.refusals, *(alone.refusals if alone else ()), *_check_tables(model, trial.tables), *hidden]
     return _report(model, trial, refusals, compared=alone.summary if alone else "")
 
 
