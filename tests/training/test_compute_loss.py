@@ -198,7 +198,10 @@ REFUSED = {
     "a mean of sums, and a mean": (
         lambda y, p, w: tf.reduce_mean(tf.reduce_sum(p, axis=0)) + tf.reduce_mean(p), "ends in Add",
     ),
-    "by the weights": (lambda y, p, w: tf.reduce_sum(p) / tf.reduce_sum(w), r"Sum in .*the loss is divided by.*return keras\.ops\.mean"),
+    "by the weights": (
+        lambda y, p, w: tf.reduce_sum(p) / tf.reduce_sum(w),
+        r"Sum in .*the loss is divided by.*return keras\.ops\.mean",
+    ),
     "by one less": (lambda y, p, w: tf.reduce_sum(p) / (size_of(p) - 1.0), "ends in RealDiv"),
     "by the batch twice": (lambda y, p, w: tf.reduce_mean(p) / size_of(p), "ends in RealDiv"),
     "times the batch": (lambda y, p, w: tf.reduce_mean(p) * size_of(p), "ends in Mul"),

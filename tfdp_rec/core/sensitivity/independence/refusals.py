@@ -21,8 +21,8 @@ REASONS = {
         "Compute every example's loss from that example; shared negatives and statistics belong into shared_inputs",
     ),
     "divisor": (
-        "adds up over several examples of the batch what the loss is divided by, so that one example's gradient depends "
-        "on the others and clipping bounds nothing",
+        "adds up over several examples of the batch what the loss is divided by, so that one example's gradient "
+        "depends on the others and clipping bounds nothing",
         "Divide by a number that no example decides, such as the places of a row: return keras.ops.mean(loss); or "
         "write per_example_loss(self, data, training), which returns each example's own mean, of shape [batch]",
     ),
@@ -231,8 +231,10 @@ def librarys_line(operation: Any) -> str | None:
 
 
 def is_librarys_check(operation: Any) -> bool:
-    """Whether an operation is a library's own check of what it is given: that a lookup layer knows its words or
-    numbers, or that labels have the shape of logits, which the kernel behind it checks again."""
+    """Whether an operation is a library's own check that a lookup layer knows its words, or labels have logits' shape.
+
+    Both end a training as an id outside a table does; the kernel of such labels makes the check again.
+    """
     frames = list(operation.traceback or ())
     made = next((frame.filename for frame in reversed(frames) if _LIBRARIES[0] not in frame.filename), "")
     of_labels = any(frame.filename.endswith(_SOFTMAX[0]) and frame.name == _SOFTMAX[1] for frame in frames)
