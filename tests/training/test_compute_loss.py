@@ -183,6 +183,27 @@ def test_labels_that_a_loss_pops_out_of_its_features_stay_the_batchs(take):
     np.testing.assert_allclose(clipped.losses[:SIZE], alone, rtol=1e-5)
 
 
+def test_a_tfrs_model_that_pops_its_labels_is_evaluated_too():
+    """As TFRS' guides write it; the training went through, and `evaluate` after it was refused by Keras."""
+
+    class Popping(tfdp_rec.PrivateTraining, tfrs.Model):
+        def __init__(self):
+            super().__init__()
+            self.score, self.task = keras.layers.Dense(2), tfrs.tasks.Ranking(loss=keras.losses.MeanSquaredError())
+
+        def call(self, features):
+            return self.score(features["x"])
+
+        def compute_loss(self, features, training=False):
+            labels = features.pop("rating")
+            return self.task(labels=labels, predictions=self(features))
+
+    model, data = Popping(), {"x": X, "rating": Y}
+    model.compile(private())
+    found = model.evaluate(tf.data.Dataset.from_tensors(data), verbose=0, return_dict=True)
+    assert found["loss"] == pytest.approx(np.mean((Y - model(data)) ** 2), rel=1e-5)
+
+
 def in_batch(y, p, w):
     return tf.reduce_mean(tf.reduce_logsumexp(tf.matmul(p, p, transpose_b=True), axis=1))
 

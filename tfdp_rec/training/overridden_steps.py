@@ -41,7 +41,8 @@ def read_step(model: Any, name: str, step: Callable[..., Any], data: Any) -> Any
         refuse_hidden_metrics(model)
     graph: Any = tf.compat.v1.get_default_graph()
     start = len(graph.get_operations())
-    results = step(model, data)
+    # In new containers where it evaluates, as in training: TFRS' guides pop the labels out of them.
+    results = step(model, data if name == "train_step" else tf.nest.map_structure(lambda leaf: leaf, data))
     may = handles_of(model.metrics_variables)
     drawing = model.private_step.microbatch_size is not None and not is_own(model, "get_metrics_result")
     if name == "train_step" and drawing:
