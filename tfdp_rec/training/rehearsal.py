@@ -28,6 +28,7 @@ from tfdp_rec.training.model import PrivateModel
 from tfdp_rec.training.private_plan import PrivatePlan
 
 _ENOUGH = 0.5
+_EDGE = 0.35, 0.75  # shares between which 4 verdicts of 8 were right, and beyond which 20 of 20
 _MOST = 1024  # units of a batch
 _FEWEST, _MOST_ROWS = 50_000, 300_000  # to train on, if there are so many units
 _ROWS_OF_A_USER = 10  # where users are units: how many they have is not public
@@ -66,12 +67,26 @@ class Rehearsal:
         """Whether that is at least half."""
         return self.share >= _ENOUGH
 
+    @property
+    def is_sure(self) -> bool:
+        """Whether that is to be relied on: the share is not on the edge, between 35% and 75%.
+
+        Where ids have few rows, a little more or less signal decides whether anything is learnt. How often the data
+        read each id, and how strong its labels are, is not public, and trainings of the same settings differ, too.
+        """
+        return not _EDGE[0] < self.share < _EDGE[1]
+
     def __str__(self) -> str:
-        little = "" if self.learns else " little"
+        verdict = f"These settings learn{'' if self.learns else ' little'}."
+        if not self.is_sure:
+            verdict = (
+                "These settings are on the edge: of the data they may learn as much, or nearly nothing. Larger "
+                "batches, more epochs, a larger epsilon or more rows for each id lead away from it."
+            )
         return (
             f"Of generated labels ({self.metric} {self.possible:.3f} at best, {self.averages:.3f} by averages) this "
             f"model finds {self.without_privacy:.3f} without privacy and {self.private:.3f} with these settings: "
-            f"{self.share:.0%} of what it can find beyond averages. These settings learn{little}."
+            f"{self.share:.0%} of what it can find beyond averages. {verdict}"
         )
 
 
