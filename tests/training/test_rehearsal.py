@@ -211,10 +211,10 @@ def test_what_a_model_does_not_find_without_privacy_is_no_share():
 
 
 def test_near_a_half_no_verdict_is_told():
-    """Of settings that it told 71%, with 36 rows a user, trainings found 5% and 40%."""
-    said = {share: rehearsal.Rehearsal("AUC", 0.5, 0.9, 0.9, 0.5 + 0.4 * share) for share in (0.3, 0.4, 0.7, 0.8)}
+    """Of one model with 36 rows a user it told from 37% to 71%, and trainings found from 5% to 85%."""
+    said = {share: rehearsal.Rehearsal("AUC", 0.5, 0.9, 0.9, 0.5 + 0.4 * share) for share in (0.25, 0.4, 0.7, 0.8)}
     assert [each.is_sure for each in said.values()] == [True, False, False, True]
-    assert str(said[0.3]).endswith("These settings learn little.") and str(said[0.8]).endswith("These settings learn.")
+    assert str(said[0.25]).endswith("These settings learn little.") and str(said[0.8]).endswith("These settings learn.")
     for share in (0.4, 0.7):
         assert "on the edge" in str(said[share]) and "These settings learn" not in str(said[share])
 

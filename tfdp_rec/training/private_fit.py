@@ -198,7 +198,7 @@ class PrivateFit:
         For models of layers whose loss is a binary or a sparse categorical cross-entropy. A new model of the same
         layers is trained twice, by Adam and with these settings, on batches of at most 1,024: about the time of the
         training. Weights that were loaded, sample weights and callbacks are left out. Noise is random: another call
-        may differ by a tenth of the share.
+        may differ by a tenth of the share, or by a quarter where ids have few rows.
 
         Args:
             verbose: 0 for no progress.

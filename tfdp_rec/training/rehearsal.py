@@ -28,7 +28,7 @@ from tfdp_rec.training.model import PrivateModel
 from tfdp_rec.training.private_plan import PrivatePlan
 
 _ENOUGH = 0.5
-_EDGE = 0.35, 0.75  # shares between which 4 verdicts of 8 were right, and beyond which 20 of 20
+_EDGE = 0.3, 0.75  # shares between which half of the verdicts were wrong, and a second rehearsal told another
 _MOST = 1024  # units of a batch
 _FEWEST, _MOST_ROWS = 50_000, 300_000  # to train on, if there are so many units
 _ROWS_OF_A_USER = 10  # where users are units: how many they have is not public
@@ -69,10 +69,10 @@ class Rehearsal:
 
     @property
     def is_sure(self) -> bool:
-        """Whether that is to be relied on: the share is not on the edge, between 35% and 75%.
+        """Whether that is to be relied on: the share is not on the edge, between 30% and 75%.
 
         Where ids have few rows, a little more or less signal decides whether anything is learnt. How often the data
-        read each id, and how strong its labels are, is not public, and trainings of the same settings differ, too.
+        read each id, and how strong its labels are, is not public; and trainings of the same settings differ.
         """
         return not _EDGE[0] < self.share < _EDGE[1]
 
