@@ -2,7 +2,7 @@
 
     logistic, no privacy    a weight for each value, by Adam
     deep, no privacy        vectors and dense layers as well, by Adam
-    private sums            `counts.py`: the columns, among nested sets, and the pseudo-count are chosen
+    private sums            `tfdp_rec.sums.ClickModel`; `choices.py` chooses what is counted, validation rows how
     logistic, LazyDPSGD     a weight for each value
     logistic, DPSGD with Adagrad      the same with a rate for each weight, since some values are rare
     deep, LazyDPSGD         vectors and dense layers
@@ -16,9 +16,9 @@
     deep, labels then LazyDPSGD       a share of ε for private labels, on which Adam trains a model of the public
                             columns; it is frozen, and a model of all columns is trained upon it (units are rows)
 
-All private ones but those of labels end with `private_reliability`, whose price is in their ε. The choice of settings
-is not in it, as in published comparisons: it is made on other rows, by seed 0, and the seeds that are reported are
-others.
+All private ones but those of labels end with `private_reliability`, whose price is in their ε; sums by themselves. The
+choice of settings is not in it, as in published comparisons: it is made on other rows, by seed 0, and the seeds that
+are reported are others.
 """
 
 from __future__ import annotations
@@ -37,13 +37,14 @@ from dp_accounting import GaussianDpEvent
 from scipy import special
 
 import tfdp_rec
-from experiments.clicks import counts
+from experiments.clicks.choices import choices
 from experiments.clicks.log import ClickLog, Part, Rows, Units
 from experiments.clicks.model import ClickModel
 from experiments.clicks.settings import Grid, Sizes
 from experiments.generated.clicks import auc
 from experiments.study import Study
 from tfdp_rec.core.mechanism.correlated_noise import INDEPENDENT, Correlation, optimised_correlation
+from tfdp_rec.core.mechanism.noise.words import seeded
 from tfdp_rec.core.mechanism.noise_walk import noise_walk
 from tfdp_rec.core.mechanism.rules import Recursion
 from tfdp_rec.optimizers import Adagrad
@@ -51,16 +52,16 @@ from tfdp_rec.privacy import (
     FixedOrder,
     PoissonSampling,
     calibrate_noise,
-    noise_of_one_release,
     private_labels,
     private_reliability,
 )
 from tfdp_rec.sparse.draws import split_noise_multiplier
+from tfdp_rec.sums import ClickModel as ClickSums
 from tfdp_rec.sums.reliability import Reliability
 
 Setting = Mapping[str, Any]
 FREE_RATES = (1e-3, 3e-3)
-PSEUDO = (1.0, 10.0)
+SHRINKAGES, THRESHOLDS = (0.8, 1.6), (0.0, 2.0)
 VOTES, THRESHOLD = 0.1, 2.0  # AdaFEST's share of the budget for votes, and its threshold in deviations of their noise
 SHARES = (0.2, 0.5)  # of ε, for the labels of the public columns
 _AT_ONCE = 1 << 15  # rows predicted at once
@@ -105,7 +106,7 @@ class Trainings:
     def __init__(self, log: ClickLog, sizes: Sizes, grid: Grid, study: Study):
         self.log, self.sizes, self.grid, self.study = log, sizes, grid, study
         self.train, self.units = log.parts["train"], Units(log.parts["train"], log.per_unit)
-        self.mean = counts.rate_of(self.train.labels)
+        self.mean = float(self.train.labels.mean())  # the study treats it as public
         self.sampling = PoissonSampling(len(self.units), sizes.batch_size, unit=log.unit)
         self.order = FixedOrder(len(self.units), sizes.batch_size, unit=log.unit)
         self.places = np.random.default_rng(0).permutation(len(self.units))  # units in a public order
@@ -132,13 +133,6 @@ class Trainings:
             )  # fmt: skip
             return plan.noise_multiplier
         return calibrate_noise(epsilon, sizes.delta, self.sampling, sizes.steps, accountant="rdp", spent=self.spent)
-
-    @functools.cache  # noqa: B019
-    def noise_of_counts(self, epsilon: float) -> float:
-        """σ of one release, beside the correction."""
-        # Gaussian mechanisms on the same rows are one: 1/σ² is the sum of theirs.
-        whole = noise_of_one_release(epsilon, self.sizes.delta)
-        return float((whole**-2 - self.sizes.correction**-2) ** -0.5)
 
     def settings(self, contestant: Contestant, epsilon: float, setting: Setting) -> dict[str, Any]:
         """What all private optimizers are given; at their rate, noise alone gives a row of the table a length."""
@@ -206,10 +200,11 @@ class Trainings:
 
     # Scores.
 
-    def scored(self, logits: Mapping[Part, np.ndarray], private: bool, seconds: float) -> dict[str, Any]:
+    def scored(
+        self, logits: Mapping[Any, np.ndarray], correction: Reliability | None, seconds: float
+    ) -> dict[str, Any]:
         """AUC and log loss ÷ that of the rate of clicks, of validation and test rows, corrected and not."""
         found: dict[str, Any] = {"seconds": seconds}
-        correction = self._correction(logits["train"]) if private else None
         for part in ("validation", "test"):
             labels, z = self.log.parts[part].labels, logits[part]
             corrected = correction.corrected(z) if correction else z
@@ -240,15 +235,17 @@ class Trainings:
 
     def _settings(self, contestant: Contestant, epsilon: float | None) -> list[dict[str, Any]]:
         if contestant.make is None:
-            each = ({"columns": (column,), "pseudo": PSEUDO[0]} for column in range(len(self.log.columns)))
-            alone = [self._sums(epsilon, setting, 0)["validation"]["auc"] for setting in each]
-            choices: dict[str, Any] = {"columns": list(counts.choices(alone)), "pseudo": PSEUDO}
+            alike = {"shrinkage": SHRINKAGES[-1], "threshold": THRESHOLDS[0]}
+            counted = choices(
+                self.log.sizes, lambda each: self._sums(epsilon, {"counted": each, **alike}, 0)["validation"]["auc"]
+            )
+            options: dict[str, Any] = {"counted": [counted], "shrinkage": SHRINKAGES, "threshold": THRESHOLDS}
         elif epsilon is None or contestant.of_labels:
-            choices = {"rate": FREE_RATES, "steps": self.sizes.free_steps}
+            options = {"rate": FREE_RATES, "steps": self.sizes.free_steps}
         else:
-            choices = {"share": SHARES} if contestant.public_first else {}
-            choices |= {"length": contestant.lengths or self.grid.lengths, "clip": self.grid.clips}
-        return [dict(zip(choices, values)) for values in itertools.product(*choices.values())]
+            options = {"share": SHARES} if contestant.public_first else {}
+            options |= {"length": contestant.lengths or self.grid.lengths, "clip": self.grid.clips}
+        return [dict(zip(options, values)) for values in itertools.product(*options.values())]
 
     def _cell(self, contestant: Contestant, epsilon: float | None, setting: Any, seed: int) -> dict[str, Any]:
         values = "-".join(f"{key}{value}" for key, value in setting.items())
@@ -276,16 +273,22 @@ class Trainings:
         model.fit(batches, steps_per_epoch=steps, verbose=0)
         seconds = time.monotonic() - began
         logits = {part: self.logits(model, part) + (upon[part] if upon else 0.0) for part in self.log.parts}
-        found = self.scored(logits, noisy, seconds)
+        found = self.scored(logits, self._correction(logits["train"]) if noisy else None, seconds)
         return found | ({"public_auc": auc(self.log.parts["test"].labels, upon["test"])} if upon else {})
 
     def _sums(self, epsilon: float | None, setting: Any, seed: int) -> dict[str, Any]:
-        began = time.monotonic()
-        noise = self.noise_of_counts(epsilon) if epsilon else 0.0
-        added = counts.weights(self.log, setting["columns"], noise, setting["pseudo"], seed)
-        bias = special.logit(self.mean)
-        logits = {part: bias + added[rows.ids + self.log.first].sum(1) for part, rows in self.log.parts.items()}
-        return self.scored(logits, epsilon is not None, time.monotonic() - began)
+        began, log = time.monotonic(), self.log
+        names = [name.replace(" ", "_") for name in log.columns]
+        counted = [tuple(names[column] for column in each) for each in setting["counted"]]
+        model = ClickSums(
+            dict(zip(names, map(np.arange, log.sizes))), counted, epsilon, self.sizes.delta,
+            shrinkage=setting["shrinkage"], threshold=setting["threshold"], words=seeded(seed),
+        )  # fmt: skip
+        named = {part: dict(zip(names, rows.ids.T)) for part, rows in log.parts.items()}
+        model.fit(named["train"], self.train.labels, None if log.per_unit == 1 else self.train.units)
+        seconds = time.monotonic() - began
+        logits = {part: model.logits(rows) for part, rows in named.items() if part != "train"}
+        return self.scored(logits, model.reliability, seconds)
 
 
 def _of_columns(rows: Rows, columns: np.ndarray) -> Rows:

@@ -34,11 +34,30 @@ _LARGEST_NOISE = 2.0**20  # above it the spacing of float64 approaches the grid'
 _AT_ONCE = 2**22  # Gaussians drawn at once
 
 
-def grid_weights(pieces: NDArray[np.int64], over: int = 1) -> NDArray[np.int64]:
-    """q for users that give to `pieces` coordinates each, 0 for none; with `over` = t, q of the weight √(t/p)."""
+def grid_weights(pieces: NDArray[np.int64], over: int = 1, parts: int = 1) -> NDArray[np.int64]:
+    """q for users that give to `pieces` coordinates each, 0 for none; with t `over` n `parts` q of √(t/(n p))."""
     different, which = np.unique(pieces, return_inverse=True)
-    roots = [math.isqrt(over * ONE * ONE // int(p)) if p > 0 else 0 for p in different]
+    roots = [math.isqrt(over * ONE * ONE // (parts * int(p))) if p > 0 else 0 for p in different]
     return np.array(roots, np.int64)[which]
+
+
+def unit_sums(
+    units: NDArray[np.int64], cells: NDArray[np.int64], entries: NDArray[np.int64], size: int, over: int = 1,
+    parts: int = 1,
+) -> NDArray[np.int64]:  # fmt: skip
+    """Sums `[size, k]` over units of what their rows' `entries` `[rows, k]` add up to, in grid steps, without noise."""
+    # With e a unit's sums, whole numbers, it gives q e, where q² Σ e² ≤ 4²⁰ over / parts: √(over / parts) in ℓ₂.
+    pairs, rows = np.unique(units * size + cells, return_inverse=True)
+    owners, given = pairs // size, np.stack([_added(rows, column, len(pairs)) for column in entries.T])
+    squares = _added(owners, np.square(given).sum(axis=0), units.max(initial=-1) + 1)
+    weights = grid_weights(squares, over, parts)[owners]
+    return np.stack([_added(pairs % size, weights * each, size) for each in given], axis=1)
+
+
+def _added(places: NDArray[np.int64], numbers: NDArray[np.int64], size: int) -> NDArray[np.int64]:
+    total = np.zeros(size, np.int64)
+    np.add.at(total, places, numbers)
+    return total
 
 
 def check_noise(noise_multiplier: float) -> float:

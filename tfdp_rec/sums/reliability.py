@@ -35,7 +35,7 @@ from scipy import special
 from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.unit_ids import unit_numbers
-from tfdp_rec.sums.fixed_point import ONE, check_noise, event_with, grid_weights, release_sums
+from tfdp_rec.sums.fixed_point import ONE, check_noise, event_with, release_sums, unit_sums
 
 LABEL = "reliability of predictions"
 _FAR = np.array([9.0, 10.0, 12.0, 14.0, 16.0, 20.0, 24.0, 32.0, 48.0, 64.0])  # where a model is much too sure
@@ -204,9 +204,4 @@ def grid_counts(
     cells = clicked[known].astype(np.int64) * len(_CENTRES) + np.searchsorted(_EDGES, logits[known], side="right")
     if units is None:
         return np.bincount(cells, minlength=size) * ONE
-    pairs, rows = np.unique(units[known] * size + cells, return_counts=True)
-    squares = np.zeros(units.max(initial=-1) + 1, np.int64)
-    np.add.at(squares, pairs // size, rows**2)
-    total = np.zeros(size, np.int64)
-    np.add.at(total, pairs % size, rows * grid_weights(squares)[pairs // size])
-    return total
+    return unit_sums(units[known], cells, np.ones((len(cells), 1), np.int64), size)[:, 0]

@@ -1,0 +1,51 @@
+"""What private sums may count: nested sets of columns, and crossed columns beside them; validation rows choose."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+
+import numpy as np
+
+from tfdp_rec.sums.clicks import MOST_CELLS
+
+_COUNTED = (1, 2, 3, 4, 6, 9, 13, 19)
+_CROSSED = 2
+_WORTH = 0.003  # of AUC on validation rows: the best of many small gains is chance
+
+Counted = tuple[tuple[int, ...], ...]  # columns and crossed columns, by the columns' numbers
+
+
+def nested(scores: Sequence[float]) -> Iterator[Counted]:
+    """Sets of columns to count, from each column's score alone: the best, the two best, and so on, at last all.
+
+    Example:
+        >>> list(nested([0.5, 0.9, 0.7]))
+        [((1,),), ((1,), (2,)), ((0,), (1,), (2,))]
+    """
+    order = [int(column) for column in np.argsort(scores)[::-1]]
+    for count in sorted({*(n for n in _COUNTED if n < len(order)), len(order)}):
+        yield tuple((column,) for column in sorted(order[:count]))
+
+
+def choices(sizes: Sequence[int], score: Callable[[Counted], float]) -> Counted:
+    """The best nested set, and up to two pairs, each with one of the two columns of most values, such as users and items.
+
+    What counts more than another set has to be better for it.
+    """
+    alone = [score(((column,),)) for column in range(len(sizes))]
+    found: Counted = ()
+    best = -np.inf
+    largest = set(np.argsort(sizes)[-2:].tolist())
+    every = itertools.combinations(range(len(sizes)), 2)
+    pairs = [pair for pair in every if largest & set(pair) and sizes[pair[0]] * sizes[pair[1]] <= MOST_CELLS]
+    for each in nested(alone):
+        if (own := score(each)) > best + _WORTH:
+            found, best = each, own
+    for _ in range(_CROSSED):
+        scores = {pair: score((*found, pair)) for pair in pairs if pair not in found}
+        if not scores or max(scores.values()) <= best + _WORTH:
+            break
+        pair = max(scores, key=lambda each: scores[each])
+        found, best = (*found, pair), scores[pair]
+    return found

@@ -1,0 +1,243 @@
+"""The model of clicks: a unit moves its sums by at most 1, by brute force; what it costs; what it predicts and serves."""
+
+import itertools
+import math
+
+import dp_accounting
+import numpy as np
+import pytest
+import tensorflow as tf
+from dp_accounting import GaussianDpEvent
+from scipy import special
+
+from tfdp_rec.core.claim import ledger as ledgers
+from tfdp_rec.core.mechanism.noise.words import os_entropy, seeded
+from tfdp_rec.privacy import Accountant, PoissonSampling
+from tfdp_rec.sums import ClickModel, clicks
+from tfdp_rec.sums.fixed_point import ONE
+
+COLUMNS = {"item": ["tea", "jam", "towel"], "hour": [7, 3, 5, 11], "user": [0, 1]}
+COUNTED = ["item", "hour", ("item", "hour"), ("user", "hour", "item")]
+SIGMA = 0.7
+
+
+def drawn(count, users, seed=0, unknown=False):
+    """Rows with many of some users and few of others."""
+    rng = np.random.default_rng(seed)
+    rows = {name: rng.choice(values + [type(values[0])(99)] * unknown, count) for name, values in COLUMNS.items()}
+    return rows, rng.integers(0, 2, count), np.unique(rng.integers(0, users, count) ** 2, return_inverse=True)[1]
+
+
+@pytest.fixture
+def released(monkeypatch):
+    """(Sums without noise, sums with it, σ) of each release of the counts."""
+    seen, release = [], clicks.release_sums
+
+    def spied(total, noise, words):
+        seen.append((total, release(total, noise, words), noise))
+        return seen[-1][1]
+
+    monkeypatch.setattr(clicks, "release_sums", spied)
+    return seen
+
+
+def sums_of(released, rows, labels, unit, counted=COUNTED):
+    """All sums of a fit in one vector, in grid steps."""
+    released.clear()
+    ClickModel(COLUMNS, counted, noise_multiplier=SIGMA).fit(rows, labels, unit)
+    return np.concatenate([total.ravel() for total, _, _ in released])
+
+
+@pytest.mark.parametrize("counted", [["item"], ["item", "hour"], COUNTED])
+@pytest.mark.parametrize("unknown", [False, True])
+@pytest.mark.parametrize("users", [None, 6])
+def test_no_unit_moves_the_sums_by_more_than_one_and_none_wastes_the_bound(released, counted, unknown, users):
+    rows, labels, unit = drawn(60, users or 60, seed=len(counted), unknown=unknown)
+    unit = unit if users else None
+    whole, moved = sums_of(released, rows, labels, unit, counted), []
+    for each in np.unique(np.arange(60) if unit is None else unit):
+        left = (np.arange(60) if unit is None else unit) != each
+        others = {name: values[left] for name, values in rows.items()}
+        without = sums_of(released, others, labels[left], None if unit is None else unit[left], counted)
+        moved.append(math.sqrt(sum(int(step) ** 2 for step in whole - without)) / ONE)
+    assert 0.99 < max(moved) <= 1
+    assert unknown or min(moved) > 0.99, "every unit uses what there is, however many rows it has"
+
+
+def test_the_sums_are_those_of_the_definition(released):
+    rows, labels, unit = drawn(80, 7, seed=3, unknown=True)
+    sums_of(released, rows, labels, unit)
+    whole = sum(1 if isinstance(each, str) else len(each) for each in COUNTED)
+    for (total, _, _), crossing in zip(released, [("item",), ("hour",), *COUNTED[2:]]):
+        cells = list(itertools.product(*(COLUMNS[name] for name in crossing)))
+        expected = np.zeros((len(cells), 2))
+        for each in np.unique(unit):
+            own = np.zeros_like(expected)
+            for row in np.flatnonzero(unit == each):
+                value = tuple(rows[name][row] for name in crossing)
+                if value in cells:
+                    own[cells.index(value)] += [3 if labels[row] else -3, 2]
+            if own.any():
+                expected += own / np.linalg.norm(own) * (len(crossing) / whole) ** 0.5
+        np.testing.assert_allclose(total / ONE, expected, atol=1e-3)
+
+
+def test_the_predictions_are_those_of_the_definition(released):
+    rows, labels, unit = drawn(4000, 300, seed=4)
+    labels = labels | (rows["item"] == "tea") & (rows["hour"] == 7)
+    model = ClickModel(COLUMNS, ["item", ("item", "hour")], noise_multiplier=SIGMA, threshold=2.0, shrinkage=1.1)
+    model.fit(rows, labels, unit)
+    (_, item, noise), (_, both, _) = released
+
+    def shrunk(sums, own):
+        signed, shown = sums[0] / 3, sums[1] / 2
+        there = shown if shown * 2 > 2.0 * noise else 0.0
+        rate = own + ((signed + shown) / 2 - own * shown) * there / (there**2 + (1.1 * noise) ** 2)
+        return special.logit(np.clip(rate, 1e-3, 1 - 1e-3)) - special.logit(np.clip(own, 1e-3, 1 - 1e-3))
+
+    rate = (1 + item[:, 0].sum() / 3 / (item[:, 1].sum() / 2)) / 2
+    for k, (tea, hour) in enumerate(itertools.product(range(3), range(4))):
+        alone = special.logit(rate) + shrunk(item[tea], rate)
+        expected = alone + shrunk(both[k], special.expit(alone))
+        asked = {"item": [COLUMNS["item"][tea]], "hour": [COLUMNS["hour"][hour]]}
+        assert model.logits(asked)[0] == pytest.approx(expected)
+        found = model.reliability
+        assert model.predict(asked)[0] == pytest.approx(special.expit(found.scale * expected + found.offset))
+    assert model.logits({"item": ["towel", "?"], "hour": [99, 3]}) == pytest.approx(
+        [special.logit(rate) + shrunk(item[2], rate), special.logit(rate)]
+    )
+
+
+@pytest.mark.parametrize("error, accepted", [(1.0, True), (0.95, False), (1.05, False)])
+def test_the_noise_has_its_size(released, error, accepted):
+    model = ClickModel({"item": np.arange(20_000)}, noise_multiplier=3.0, words=seeded(5))
+    model.fit({"item": np.full(10, -7)}, np.ones(10))
+    ((total, noisy, noise),) = released
+    assert not total.any()
+    counts = noise * error  # what the noise is said to be
+    assert (abs(noisy.std() / counts - 1) < 5.5 / np.sqrt(2 * noisy.size)) == accepted
+    assert noise**-2 + model.reliability.noise_multiplier**-2 == pytest.approx(3.0**-2)
+
+
+@pytest.mark.parametrize("epsilon", [1.0, 3.0, 8.0])
+def test_the_ledger_holds_what_dp_accounting_says_of_both_releases(released, tmp_path, epsilon):
+    sampling = PoissonSampling(1000, 10, unit="user")
+    accountant = Accountant(GaussianDpEvent(2.0), sampling, delta=1e-6, ledger=tmp_path / "ledger.jsonl")
+    rows, labels, unit = drawn(500, 40)
+    model = ClickModel(COLUMNS, COUNTED, epsilon=epsilon).fit(rows, labels, unit, accountant=accountant)
+    assert accountant.epsilon() == pytest.approx(model.epsilon)
+    accountant.close()
+    (paid,) = ledgers.read(tmp_path / "ledger.jsonl").paid
+    assert paid.label == clicks.LABEL and paid.whole == GaussianDpEvent(model.noise_multiplier)
+    noises = {noise for _, _, noise in released} | {model.reliability.noise_multiplier}
+    by_hand = dp_accounting.pld.PLDAccountant()
+    for noise in noises:
+        by_hand.compose(GaussianDpEvent(noise))
+    assert len(noises) == 2 and 0.99 * epsilon < by_hand.get_epsilon(1e-6) <= epsilon * (1 + 1e-3)
+    assert model.epsilon <= epsilon
+    said = model.statement().fields
+    assert said["Guarantee"].startswith(f"(epsilon = {epsilon:g}, ") and "one user" in said["Protected unit"]
+    assert "item × hour" in said["Mechanism"]
+
+
+def test_what_was_begun_is_paid_for_and_done_once(monkeypatch):
+    rows, labels, unit = drawn(50, 5)
+    accountant = Accountant(GaussianDpEvent(1.0), PoissonSampling(1000, 10, unit="user"), delta=1e-6)
+    model = ClickModel(COLUMNS, noise_multiplier=2.0)
+    monkeypatch.setattr(clicks, "unit_sums", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        model.fit(rows, labels, unit, accountant=accountant)
+    assert accountant.epsilon() > 0
+    with pytest.raises(RuntimeError, match="fitted already"):
+        model.fit(rows, labels, unit)
+    for ask in (model.statement, lambda: model.predict(rows), lambda: model.logits(rows), lambda: model.export("x")):
+        with pytest.raises(RuntimeError, match="Nothing was released yet"):
+            ask()
+
+
+def test_noise_that_can_be_drawn_again_has_no_guarantee():
+    rows, labels, _ = drawn(50, 5)
+    model = ClickModel(COLUMNS, epsilon=1.0, words=seeded(0)).fit(rows, labels)
+    assert model.epsilon == np.inf and model.statement().fields["Guarantee"].startswith("none")
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [({"epsilon": None}, "either"), ({"noise_multiplier": 1.0}, "either"), ({"epsilon": -1.0}, "epsilon"),
+     ({"delta": 0.0}, "delta"), ({"shrinkage": 0.0}, "shrinkage"), ({"threshold": np.nan}, "threshold"),
+     ({"counted": ["price"]}, "name columns of"), ({"counted": [("item", "item")]}, "once"),
+     ({"counted": ["item", "item"]}, "once"), ({"counted": [()]}, "once"), ({"columns": {}}, "empty"),
+     ({"columns": {"item": [1, 1]}}, "different"), ({"columns": {"item": []}}, "different"),
+     ({"columns": {"item": [1.5]}}, "whole numbers or text"), ({"columns": {"the item": [1]}}, "a name of"),
+     ({"columns": {"a": range(3000), "b": range(3000)}, "counted": [("a", "b")]}, "cross columns with fewer"),
+     ({"epsilon": None, "noise_multiplier": 2.0**18}, "noise_multiplier"),
+     ({"epsilon": None, "noise_multiplier": 0.0}, "noise_multiplier")],
+)  # fmt: skip
+def test_a_model_that_cannot_be_is_refused(change, words):
+    with pytest.raises((TypeError, ValueError), match=words):
+        ClickModel(**{"columns": COLUMNS, "counted": None, "epsilon": 1.0, **change})
+
+
+@pytest.mark.parametrize(
+    "change, words",
+    [({"rows": {"item": ["tea"] * 50}}, "has no column 'hour'"), ({"labels": np.ones(49)}, "as many of each"),
+     ({"labels": ["yes"] * 50}, "one number"), ({"labels": np.ones((50, 1))}, "one number"),
+     ({"item": np.arange(50)}, "must be text"), ({"hour": np.full(50, 7.0)}, "must be whole numbers"),
+     ({"hour": np.full((50, 1), 7)}, "one a row"), ({"item": ["tea"] * 49}, "as many of each"),
+     ({"unit": None}, "unit="), ({"unit": np.zeros(49, int)}, "one id for each"), ({"unit": [None] * 50}, "no user id"),
+     ({"unit": np.arange(50)}, "The accountant's units are 40")],
+)  # fmt: skip
+def test_data_that_do_not_fit_are_refused_before_anything_is_paid(released, change, words):
+    rows, labels, unit = drawn(50, 5)
+    given = {"rows": rows, "labels": labels, "unit": unit, **change}
+    given["rows"] = given["rows"] | {name: each for name, each in change.items() if name in COLUMNS}
+    accountant = Accountant(GaussianDpEvent(1.0), PoissonSampling(40, 10, unit="user"), delta=1e-6)
+    with pytest.raises(ValueError, match=words) as refused:
+        ClickModel(COLUMNS, epsilon=1.0).fit(given["rows"], given["labels"], given["unit"], accountant=accountant)
+    assert not accountant.spent_besides and not released and str(refused.value).count(".") == 1
+
+
+@pytest.fixture(scope="module")
+def many():
+    """Clicks that a column and a pair decide, beside which a third says nothing."""
+    rng = np.random.default_rng(8)
+    rows = {name: rng.choice(values, 60_000) for name, values in COLUMNS.items()}
+    truth = -1.0 + 1.5 * (rows["item"] == "tea") + 2.0 * ((rows["item"] == "jam") & (rows["hour"] == 3))
+    return rows, rng.random(60_000) < special.expit(truth), special.expit(truth)
+
+
+def test_probabilities_are_near_the_true_ones_and_crossed_columns_find_pairs(many):
+    rows, labels, truth = many
+    errors = []
+    for counted in (["item", "hour"], ["item", ("item", "hour")]):
+        model = ClickModel(COLUMNS, counted, epsilon=2.0).fit(rows, labels)
+        errors.append(np.abs(model.predict(rows) - truth).mean())
+        assert abs(model.predict(rows).mean() - labels.mean()) < 0.02
+    assert errors[1] < 0.02 and 2 * errors[1] < errors[0]
+
+
+def test_text_as_pandas_keeps_it_and_wide_whole_numbers_are_the_same_values(many):
+    rows, labels, _ = many
+    found = []
+    for kinds in ({"item": object, "hour": np.uint8}, {"item": str, "hour": np.int64}):
+        model = ClickModel(COLUMNS, ["item", "hour"], epsilon=2.0, words=seeded(1))
+        found.append(model.fit({name: rows[name].astype(kind) for name, kind in kinds.items()}, labels).logits(rows))
+    assert np.array_equal(*found)
+
+
+def test_the_savedmodel_answers_the_same_and_holds_no_more_than_was_released(many, tmp_path):
+    rows, labels, _ = many
+    model = ClickModel(COLUMNS, COUNTED, epsilon=2.0, words=os_entropy).fit(rows, labels)
+    model.export(tmp_path / "clicks")
+    asked = {"item": ["tea", "jam", "?", "towel"], "hour": [3, 3, 5, 99], "user": [1, 0, 1, 7]}
+    serve = tf.saved_model.load(str(tmp_path / "clicks")).signatures["serving_default"]
+    answer = serve(**{name: tf.constant(v, tf.string if name == "item" else tf.int64) for name, v in asked.items()})
+    np.testing.assert_allclose(answer["probability"], model.predict(asked), rtol=1e-6)
+    assert set(model.weights) == {("item",), ("hour",), ("item", "hour"), ("user", "hour", "item")}
+
+
+def test_what_is_too_rare_to_be_told_from_noise_counts_as_zero():
+    model = ClickModel({"item": np.arange(5000)}, epsilon=2.0, threshold=4.0)
+    model.fit({"item": np.zeros(3000, int)}, np.arange(3000) % 2)
+    (weights,) = model.weights.values()
+    assert weights[0] != 0 and (weights[1:] == 0).mean() > 0.998

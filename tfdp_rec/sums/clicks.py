@@ -1,0 +1,285 @@
+"""How likely a click is, from private sums: rows with and without a click by value, each released once.
+
+**What is counted.** Columns, and crossed columns such as user × item, whose values are all pairs. With n₊ and n₋ a
+unit's rows of a value with and without a click, the unit gives that value, in each of the counted columns,
+
+    w · (3 (n₊ − n₋), 2 (n₊ + n₋)),   w = √(share / Σ over values of the squares of these numbers).
+
+So it moves the sums of a column by √share in ℓ₂, however many rows it has, and all sums by 1: the shares, 1 for a
+column and k for one crossed of k, are divided by their sum. All of it is whole numbers (`fixed_point.unit_sums`). That
+clicks stand out of other rows has more of the bound than how many rows there are, which needs to be known less well.
+
+**What they predict.** With a(v) the noisy weight of a value's rows with a click, s(v) that of all, K a few deviations
+of the noise, and p what is predicted without this column,
+
+    rate = p + (a − p s) s₊ / (s₊² + K²),     logit = logit(m) + Σ over columns of  logit(rate) − logit(p)
+
+(naive Bayes, s₊ = max(s, 0)). p is m, the rate of clicks, and for a crossed column what its columns predict: where a
+pair is rare, they have the say. Scale and offset are corrected by `private_reliability`, for a fiftieth of σ⁻².
+
+Guarantee: Gaussian mechanisms on the same units, whose σ⁻² add up to that of the whole; all else is computed from them.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from scipy import special
+
+from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent
+from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
+from tfdp_rec.core.claim.statement import Statement, round_up
+from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
+from tfdp_rec.datasets.unit_ids import unit_numbers
+from tfdp_rec.sums.fixed_point import check_noise, event_with, release_sums, unit_sums
+from tfdp_rec.sums.reliability import private_reliability, refuse_other_units
+
+LABEL = "sums of clicks"
+RELIABILITY = 0.02  # share of σ⁻²
+_SIGNED, _SHOWN = 3, 2
+_RAREST = 1e-3  # rate that is told apart from none
+MOST_CELLS, _MOST_ROWS = 2**23, 2**29  # of a column; of a log, whose squares are whole numbers of 64 bits
+
+_KINDS = {"i": "whole numbers", "U": "text"}
+
+Crossing = tuple[str, ...]
+
+
+class ClickModel:
+    """A private model of clicks: noisy sums by value of columns and of crossed columns, and what they predict.
+
+    The privacy unit is a row, or a user with all rows. What predicts, states or exports raises `RuntimeError` before
+    `fit`.
+
+    Args:
+        columns: Public values of each column by its name, whole numbers or text.
+        counted: Columns that are counted, by name, and crossed columns, by tuples of names; by default each column.
+            It is public: a choice by the data that are counted is not covered.
+        epsilon: ε of the whole; or give `noise_multiplier`.
+        delta: δ of the whole.
+        noise_multiplier: σ of the one Gaussian that the whole costs; or give `epsilon`.
+        shrinkage: K in units of σ, towards the prediction without a column.
+        threshold: Least noisy sum of a value's rows, in deviations of its noise; values with less count as zero.
+        words: Source of random bits, for tests; the operating system's by default.
+
+    Raises:
+        TypeError: Both or neither of `epsilon` and `noise_multiplier` are given.
+        ValueError: An argument is out of range, or a column has no values, or some twice.
+
+    Example:
+        >>> rng = np.random.default_rng(0)
+        >>> rows = {"item": rng.choice(["tea", "jam"], 5000), "hour": rng.integers(0, 24, 5000)}
+        >>> clicks = rng.random(5000) < np.where(rows["item"] == "tea", 0.7, 0.2)
+        >>> model = ClickModel({"item": ["tea", "jam"], "hour": range(24)}, ["item"], epsilon=1.0)
+        >>> likely = model.fit(rows, clicks).predict({"item": ["tea", "jam", "towel"]})
+        >>> bool(0.6 < likely[0] < 0.8), bool(0.1 < likely[1] < 0.3), bool(0.3 < likely[2] < 0.6)
+        (True, True, True)
+    """
+
+    def __init__(
+        self, columns: Mapping[str, ArrayLike], counted: Sequence[str | Crossing] | None = None,
+        epsilon: float | None = None, delta: float = 1e-6, noise_multiplier: float | None = None,
+        shrinkage: float = 0.8, threshold: float = 0.0, words: WordSource = os_entropy,
+    ):  # fmt: skip
+        if (epsilon is None) == (noise_multiplier is None):
+            raise TypeError("Give ClickModel either epsilon= or noise_multiplier=: each decides the other.")
+        if not 0 < delta < 1 or not 0 < shrinkage < math.inf or not 0 <= threshold < math.inf:
+            raise ValueError(
+                "delta must be between 0 and 1, shrinkage positive, threshold at least 0 and both finite, got "
+                f"{delta!r}, {shrinkage!r} and {threshold!r}."
+            )
+        self.columns = {name: _public(name, values) for name, values in columns.items()}
+        given = [(each,) if isinstance(each, str) else tuple(each) for each in counted or self.columns]
+        self.counted = sorted(given, key=len)  # what a crossed column is compared with comes before it
+        for crossing in self.counted:
+            distinct = len(set(crossing)) == len(crossing) > 0 and given.count(crossing) == 1
+            if not distinct or not set(crossing) <= set(self.columns):
+                raise ValueError(
+                    f"counted has {crossing!r}: name columns of {', '.join(self.columns)}, each crossing once and "
+                    "each column once in it."
+                )
+            if self._size(crossing) > MOST_CELLS:
+                raise ValueError(f"{' × '.join(crossing)} has above {MOST_CELLS:,} values: cross columns with fewer.")
+        if not self.counted:
+            raise ValueError("columns is empty: give the public values of at least one column.")
+        noise = noise_multiplier if epsilon is None else noise_of_one_release(epsilon, delta)
+        check_noise((noise or 0.0) / RELIABILITY**0.5)  # the largest of its noises
+        self.delta, self.noise_multiplier = float(delta), float(noise or 0.0)
+        self.shrinkage, self.threshold, self._words, self._begun = float(shrinkage), float(threshold), words, False
+
+    @property
+    def event(self) -> DpEvent:
+        """Event of `fit`, for `Accountant.spend`; without a guarantee if a test supplied the noise."""
+        return event_with(self._words, GaussianDpEvent(self.noise_multiplier))
+
+    @property
+    def epsilon(self) -> float:
+        """ε at δ of `fit` alone, by dp_accounting; infinite where a test supplied the noise."""
+        return epsilon_of(self.event, self.delta)
+
+    def fit(
+        self, rows: Mapping[str, ArrayLike], clicks: ArrayLike, unit: Any = None, accountant: Any = None
+    ) -> ClickModel:
+        """Counts the rows and releases the sums; once only. Returns the model.
+
+        Args:
+            rows: Value of each row by column, of the columns that are counted; unknown values do not count.
+            clicks: Label of each row: 1 for a click; all others count as none.
+            unit: Array with the user id of each row, if users are the privacy units; by default each row is a unit.
+            accountant: Accountant that is charged, and its ledger, before anything is counted.
+
+        Raises:
+            RuntimeError: The model was fitted before.
+            ValueError: Columns are missing, or differ in length or kind, or there are more units than the accountant's.
+        """
+        if self._begun:
+            raise RuntimeError(
+                "This model was fitted already, and each fit spends its budget anew: make another one for other data, "
+                "and account for both if units are in both."
+            )
+        labels, places = np.asarray(clicks), self._places(rows)
+        lengths = {len(labels) if labels.ndim == 1 else -1, *map(len, places.values())}
+        if labels.dtype.kind not in "biuf" or len(lengths) > 1 or not 0 < len(labels) < _MOST_ROWS:
+            raise ValueError("clicks and each column of rows must be one number or value a row, and as many of each.")
+        units = None if unit is None else unit_numbers(unit, len(labels))
+        if accountant is not None:
+            refuse_other_units(accountant.sampling, units, len(labels))
+            accountant.spend(self.event, LABEL)
+        self._begun, self._of_users = True, units is not None
+        noise = self.noise_multiplier / (1 - RELIABILITY) ** 0.5
+        entries = np.where((labels == 1)[:, None], [_SIGNED, _SHOWN], [-_SIGNED, _SHOWN])
+        owners, whole = np.arange(len(labels)) if units is None else units, sum(map(len, self.counted))
+        released = {}
+        for crossing in self.counted:
+            cells = self._cells(crossing, places)
+            known, size = cells >= 0, self._size(crossing)
+            sums = unit_sums(owners[known], cells[known], entries[known], size, len(crossing), whole)
+            released[crossing] = release_sums(sums, noise, self._words)
+        self._estimate(released, noise)
+        self.reliability = private_reliability(
+            self._logits(places), labels, noise_multiplier=self.noise_multiplier / RELIABILITY**0.5, unit=unit,
+            words=self._words,
+        )  # fmt: skip
+        return self
+
+    def _estimate(self, released: Mapping[Crossing, NDArray[np.float64]], noise: float) -> None:
+        signed, shown = released[min(self.counted, key=self._size)].sum(axis=0) / (_SIGNED, _SHOWN)  # the least noise
+        self.rate = float(np.clip((1 + signed / max(shown, noise)) / 2, _RAREST, 1 - _RAREST))
+        self.weights: dict[Crossing, NDArray[np.float64]] = {}
+        for crossing, sums in released.items():
+            signed, shown = sums.T / np.array([[_SIGNED], [_SHOWN]])
+            own = self._compared_with(crossing)
+            there = np.where(shown > max(self.threshold * noise / _SHOWN, 0.0), shown, 0.0)
+            believed = there / (there**2 + (self.shrinkage * noise) ** 2)
+            centre = own
+            if len(crossing) == 1 and believed.any():  # the mean of the values, each as much as it is known
+                centre = believed @ (signed + shown) / 2 / (believed @ shown)
+            found = centre + ((signed + shown) / 2 - centre * shown) * believed
+            self.weights[crossing] = _logit(found) - _logit(own)
+
+    def _compared_with(self, crossing: Crossing) -> NDArray[np.float64]:
+        """p of each value: what is predicted without this column."""
+        logits = np.full(self._size(crossing), special.logit(self.rate))
+        several = crossing if len(crossing) > 1 else ()
+        values = np.unravel_index(np.arange(len(logits)), [len(self.columns[name]) for name in crossing])
+        for name, value in zip(several, values):
+            if (name,) in self.weights:
+                logits += self.weights[name,][value]
+        return special.expit(logits)
+
+    # Predictions.
+
+    def predict(self, rows: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
+        """The probability of a click of each row, `rows` as in `fit`."""
+        self._check_fitted()
+        return special.expit(self.reliability.corrected(self.logits(rows)))
+
+    def logits(self, rows: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
+        """Logits as the sums tell them; `predict` corrects their scale and offset, and their order is the same."""
+        self._check_fitted()
+        return self._logits(self._places(rows))
+
+    def _logits(self, places: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float64]:
+        cells = ((added, self._cells(crossing, places)) for crossing, added in self.weights.items())
+        return special.logit(self.rate) + sum(np.append(added, 0.0)[each] for added, each in cells)  # −1: unknown
+
+    def export(self, filepath: str | os.PathLike[str]) -> None:
+        """Writes a SavedModel: a value of each counted column `[batch]` in, `probability` `[batch]` out."""
+        self._check_fitted()
+        from tfdp_rec.sums.click_answers import export
+
+        export(filepath, self)
+
+    def statement(self) -> Statement:
+        """The guarantee in words."""
+        self._check_fitted()
+        if math.isinf(self.epsilon):
+            return Statement({"Guarantee": "none: the noise was supplied by a test, and can be subtracted"})
+        unit = "user" if self._of_users else "row"
+        return Statement({
+            "Guarantee": f"(epsilon = {round_up(self.epsilon):g}, delta = {self.delta:g})-differential privacy",
+            "Protected unit": "one user, with all of their rows" if self._of_users else "one row",
+            "Adjacency": f"zero-out: data sets that differ by one {unit}, which contributes nothing in one of them",
+            "Mechanism": f"sums of clicks by {', '.join(' × '.join(each) for each in self.counted)}, and counts by "
+            f"predicted logit, together one Gaussian of multiplier {self.noise_multiplier:.4g}",
+            "Public": "the columns that are counted and the values of each",
+            "Covers": "everything that this model holds, predicts or exports",
+            "Does not cover": f"another fit on the same {unit}s, which costs as much again; a choice of columns by the "
+            "same rows; an observer of the memory of the counting",
+        })  # fmt: skip
+
+    def _check_fitted(self) -> None:
+        if not hasattr(self, "reliability"):
+            raise RuntimeError("Nothing was released yet: call fit(rows, clicks) first.")
+
+    # Values.
+
+    def _size(self, crossing: Crossing) -> int:
+        return math.prod(len(self.columns[name]) for name in crossing)
+
+    def _places(self, rows: Mapping[str, ArrayLike]) -> dict[str, NDArray[np.int64]]:
+        """The place of each row's value among the public ones, −1 for others, by each counted column."""
+        wanted = sorted({name for crossing in self.counted for name in crossing})
+        if missing := [name for name in wanted if name not in rows]:
+            raise ValueError(f"rows has no column {missing[0]!r}, which is counted: give {', '.join(wanted)}.")
+        found = {}
+        for name in wanted:
+            values, given = self.columns[name], np.asarray(rows[name])
+            if given.dtype.kind == "O" and values.dtype.kind == "U":  # as pandas keeps text
+                given = given.astype(str)
+            if given.ndim != 1 or given.dtype.kind not in ("iu" if values.dtype.kind == "i" else "U"):
+                kind = _KINDS[values.dtype.kind]
+                raise ValueError(f"The column {name!r} of rows must be {kind}, as its public values, one a row.")
+            order = np.argsort(values)
+            near = order[np.minimum(np.searchsorted(values, given, sorter=order), len(values) - 1)]
+            found[name] = np.where(values[near] == given, near, -1)
+        return found
+
+    def _cells(self, crossing: Crossing, places: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+        each = np.stack([places[name] for name in crossing])
+        cells = np.ravel_multi_index(tuple(np.maximum(each, 0)), [len(self.columns[name]) for name in crossing])
+        return np.where((each >= 0).all(axis=0), cells, -1)
+
+
+def _logit(rate: NDArray[np.float64]) -> NDArray[np.float64]:
+    return special.logit(np.clip(rate, _RAREST, 1 - _RAREST))
+
+
+def _public(name: str, values: ArrayLike) -> NDArray[Any]:
+    """The values of a column as an array of int64 or text."""
+    found = np.asarray(values)
+    if found.dtype.kind in "iu":
+        found = found.astype(np.int64)
+    fits = name.isidentifier() and found.ndim == 1 and found.dtype.kind in "iU"
+    if not fits or not 0 < len(np.unique(found)) == len(found):
+        raise ValueError(
+            f"The column {name!r} must have a name of letters, digits and _, and a list of different values, whole "
+            "numbers or text."
+        )
+    return found
