@@ -29,7 +29,7 @@ def nested(scores: Sequence[float]) -> Iterator[Counted]:
 
 
 def choices(sizes: Sequence[int], score: Callable[[Counted], float]) -> Counted:
-    """The best nested set, and up to two pairs, each with one of the two columns of most values, such as users and items.
+    """The best nested set, and up to two pairs, each with one of the two columns of most values: users and items.
 
     What counts more than another set has to be better for it.
     """

@@ -8,8 +8,9 @@ import pytest
 from pyarrow import parquet
 
 import tfdp_rec
-from experiments.clicks import command, counts, sources
+from experiments.clicks import command, sources
 from experiments.clicks.__main__ import main
+from experiments.clicks.choices import choices
 from experiments.clicks.log import ClickLog, Rows, Units, numbered, split
 from experiments.clicks.model import ClickModel
 from experiments.clicks.settings import Grid, Sizes
@@ -55,31 +56,26 @@ def test_an_id_outside_its_column_is_refused():
         Rows(rows.ids, rows.numbers, rows.labels[:1], rows.units)
 
 
-def test_private_sums_are_rates_of_clicks_and_their_noise_is_that_of_a_unit():
-    rows = rows_of(np.arange(4000), seed=3)
+def test_sums_count_more_only_for_a_gain_and_cross_the_columns_of_most_values():
+    gains = {(0,): 0.05, (1,): 0.04, (2,): 0.001, (0, 1): 0.02, (2, 3): 0.5, (0, 2): 0.002, (1, 3): 0.01, (0, 3): 0.001}
+    seen = []
+    found = choices((50, 40, 3, 4), lambda counted: seen.append(counted) or sum(gains.get(each, 0) for each in counted))
+    assert found == ((0,), (1,), (0, 1), (1, 3))
+    assert ((0,), (1,), (2, 3)) not in seen, "neither is one of the two columns of most values"
+    assert choices((5000, 4000), lambda counted: len(counted)) == ((0,), (1,)), "too many pairs to count"
+
+
+@pytest.mark.parametrize("by_users", [False, True])
+def test_private_sums_find_what_decides_within_their_budget(tmp_path, by_users):
+    rows = rows_of(np.arange(4000) // (4 if by_users else 1), seed=3)
     rows.labels[:] = rows.ids[:, 0] < 2
-    log = ClickLog("x", ("a", "b"), (5, 5), {"train": rows})
-    exact = counts.weights(log, (0,), 0.0, 1.0, 0)
-    assert (exact[:2] > 3).all() and (exact[2:5] < -3).all() and not exact[5:].any()
-    pairs = ClickLog("x", ("a", "b"), (5, 5), {"train": rows}, per_unit=2)
-    one, other = (counts.weights(pairs, (0, 1), 50.0, 1.0, seed) for seed in (0, 1))
-    assert (one != other).all()
-
-
-@pytest.mark.parametrize("columns", [1, 3])
-def test_a_unit_of_any_number_of_rows_moves_the_sums_by_at_most_one(columns):
-    rng = np.random.default_rng(0)
-    units = rng.integers(0, 4, 60) ** 3  # of many rows and few
-    ids, clicked = rng.integers(0, 2, (60, columns)), rng.integers(0, 2, 60)
-    weight, norms = counts.row_weights(units, columns), []
-    for unit in np.unique(units):
-        moved = np.zeros((columns, 2, 2))
-        for row in np.flatnonzero(units == unit):
-            for column in range(columns):
-                moved[column, ids[row, column], clicked[row]] += weight[row]
-        norms.append(np.linalg.norm(moved))
-    assert max(norms) <= 1 + 1e-12
-    assert np.linalg.norm([counts.row_weights(np.zeros(5), columns).sum()] * columns) == pytest.approx(1)  # in one cell
+    parts = {"train": rows, "validation": rows, "test": rows}
+    log = ClickLog("x", ("a genre", "b"), (5, 5), parts, per_unit=4 if by_users else 1)
+    trainings = Trainings(log, Sizes(batch_size=100, delta=1e-4), Grid(seeds=2), Study(tmp_path, {}))
+    (sums,) = [one for one in CONTESTANTS if one.make is None]
+    found = trainings.best(sums, 8.0)
+    assert found[0]["setting"]["counted"] == ((0,),) and len(found) == 2
+    assert found[0]["test"]["auc"] > 0.99 and found[0]["test"] != found[1]["test"]
 
 
 def test_the_command_names_the_logs_that_there_are():

@@ -9,13 +9,14 @@ So it moves the sums of a column by √share in ℓ₂, however many rows it has
 column and k for one crossed of k, are divided by their sum. All of it is whole numbers (`fixed_point.unit_sums`). That
 clicks stand out of other rows has more of the bound than how many rows there are, which needs to be known less well.
 
-**What they predict.** With a(v) the noisy weight of a value's rows with a click, s(v) that of all, K a few deviations
-of the noise, and p what is predicted without this column,
+**What they predict.** With a(v) the noisy weight of a value's rows with a click, s(v) that of all, m the rate of clicks
+and K a few deviations of the noise,
 
-    rate = p + (a − p s) s₊ / (s₊² + K²),     logit = logit(m) + Σ over columns of  logit(rate) − logit(p)
+    logit = logit(m) + Σ over columns of  logit(c + t (a − c s)) − logit(p),   t = s₊ / (s₊² + K²),   s₊ = max(s, 0)
 
-(naive Bayes, s₊ = max(s, 0)). p is m, the rate of clicks, and for a crossed column what its columns predict: where a
-pair is rare, they have the say. Scale and offset are corrected by `private_reliability`, for a fiftieth of σ⁻².
+(naive Bayes; each value is drawn towards c, the more the rarer it is). Of a column p = m, and c = Σ t a / Σ t s is the
+mean of its values, each as far as it is known: rare values need not be as usual ones are. Of a crossed column both are
+what its columns predict. Scale and offset are corrected by `private_reliability`, for a fiftieth of σ⁻².
 
 Guarantee: Gaussian mechanisms on the same units, whose σ⁻² add up to that of the whole; all else is computed from them.
 """
@@ -178,8 +179,8 @@ class ClickModel:
             there = np.where(shown > max(self.threshold * noise / _SHOWN, 0.0), shown, 0.0)
             believed = there / (there**2 + (self.shrinkage * noise) ** 2)
             centre = own
-            if len(crossing) == 1 and believed.any():  # the mean of the values, each as much as it is known
-                centre = believed @ (signed + shown) / 2 / (believed @ shown)
+            if len(crossing) == 1 and believed.any():
+                centre = np.clip(believed @ (signed + shown) / 2 / (believed @ shown), 0.0, 1.0)
             found = centre + ((signed + shown) / 2 - centre * shown) * believed
             self.weights[crossing] = _logit(found) - _logit(own)
 
