@@ -281,8 +281,8 @@ class Trainings:
         names = [name.replace(" ", "_") for name in log.columns]
         counted = [tuple(names[column] for column in each) for each in setting["counted"]]
         model = ClickSums(
-            dict(zip(names, map(np.arange, log.sizes))), counted, epsilon, self.sizes.delta,
-            shrinkage=setting["shrinkage"], threshold=setting["threshold"], words=seeded(seed),
+            dict(zip(names, log.sizes)), counted, epsilon, self.sizes.delta, shrinkage=setting["shrinkage"],
+            threshold=setting["threshold"], words=seeded(seed),
         )  # fmt: skip
         named = {part: dict(zip(names, rows.ids.T)) for part, rows in log.parts.items()}
         model.fit(named["train"], self.train.labels, None if log.per_unit == 1 else self.train.units)

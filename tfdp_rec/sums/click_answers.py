@@ -15,34 +15,27 @@ if TYPE_CHECKING:
 
 
 class ClickAnswers(tf.Module):
-    """Probabilities of clicks from released numbers and public values alone."""
+    """Probabilities of clicks, from released numbers alone."""
 
     def __init__(self, model: ClickModel):
         super().__init__()
-        names = dict.fromkeys(name for crossing in model.counted for name in crossing)
-        keys = {name: tf.constant(model.columns[name]) for name in names}
-        places = tf.lookup.KeyValueTensorInitializer
-        self.tables = {
-            name: tf.lookup.StaticHashTable(places(each, tf.range(len(each), dtype=tf.int64)), -1)
-            for name, each in keys.items()
-        }
-        self.crossings = [(crossing, [len(keys[name]) for name in crossing]) for crossing in model.weights]
+        self.columns, self.crossings, self.correction = model.columns, list(model.weights), model.reliability
         self.added = [tf.Variable(np.append(each, 0.0), trainable=False) for each in model.weights.values()]
-        found = model.reliability
-        self.rate, self.scale, self.offset, self.ends = model.rate, found.scale, found.offset, found.logits[[0, -1]]
-        self.serve = tf.function(self._serve, input_signature=[
-            {name: tf.TensorSpec([None], each.dtype, name) for name, each in keys.items()}
-        ])  # fmt: skip
+        self.usual = np.log(model.rate / (1 - model.rate))
+        names = dict.fromkeys(name for crossing in self.crossings for name in crossing)
+        spec = {name: tf.TensorSpec([None], tf.int64, name) for name in names}
+        self.serve = tf.function(self._serve, input_signature=[spec])
 
     def _serve(self, rows: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
-        places = {name: table.lookup(rows[name]) for name, table in self.tables.items()}
-        logits = tf.constant(np.log(self.rate / (1 - self.rate)))
-        for (crossing, sizes), added in zip(self.crossings, self.added):
+        logits, found = tf.constant(self.usual), self.correction
+        for crossing, added in zip(self.crossings, self.added):
             cells, known = tf.constant(0, tf.int64), tf.constant(True)
-            for name, size in zip(crossing, sizes):
-                cells, known = cells * size + places[name], known & (places[name] >= 0)
-            logits += tf.gather(added, tf.where(known, cells, np.prod(sizes)))  # behind the last: 0
-        return {"probability": tf.sigmoid(self.scale * tf.clip_by_value(logits, *self.ends) + self.offset)}
+            for name in crossing:
+                ids, size = rows[name], self.columns[name]
+                cells, known = cells * size + ids, known & (ids >= 0) & (ids < size)
+            logits += tf.gather(added, tf.where(known, cells, len(added) - 1))  # the last: nothing
+        logits = tf.clip_by_value(logits, found.logits[0], found.logits[-1])
+        return {"probability": tf.sigmoid(found.scale * logits + found.offset)}
 
 
 def export(filepath: str | os.PathLike[str], model: ClickModel) -> None:

@@ -47,8 +47,6 @@ _SIGNED, _SHOWN = 3, 2
 _RAREST = 1e-3  # rate that is told apart from none
 MOST_CELLS, _MOST_ROWS = 2**23, 2**29  # of a column; of a log, whose squares are whole numbers of 64 bits
 
-_KINDS = {"i": "whole numbers", "U": "text"}
-
 Crossing = tuple[str, ...]
 
 
@@ -59,7 +57,7 @@ class ClickModel:
     `fit`.
 
     Args:
-        columns: Public values of each column by its name, whole numbers or text.
+        columns: Number of values of each column by its name: numbers from 0, whose meaning is public.
         counted: Columns that are counted, by name, and crossed columns, by tuples of names; by default each column.
             It is public: a choice by the data that are counted is not covered.
         epsilon: ε of the whole; or give `noise_multiplier`.
@@ -71,20 +69,20 @@ class ClickModel:
 
     Raises:
         TypeError: Both or neither of `epsilon` and `noise_multiplier` are given.
-        ValueError: An argument is out of range, or a column has no values, or some twice.
+        ValueError: An argument is out of range.
 
     Example:
         >>> rng = np.random.default_rng(0)
-        >>> rows = {"item": rng.choice(["tea", "jam"], 5000), "hour": rng.integers(0, 24, 5000)}
-        >>> clicks = rng.random(5000) < np.where(rows["item"] == "tea", 0.7, 0.2)
-        >>> model = ClickModel({"item": ["tea", "jam"], "hour": range(24)}, ["item"], epsilon=1.0)
-        >>> likely = model.fit(rows, clicks).predict({"item": ["tea", "jam", "towel"]})
-        >>> bool(0.6 < likely[0] < 0.8), bool(0.1 < likely[1] < 0.3), bool(0.3 < likely[2] < 0.6)
-        (True, True, True)
+        >>> rows = {"item": rng.integers(0, 2, 5000), "hour": rng.integers(0, 24, 5000)}
+        >>> clicks = rng.random(5000) < np.where(rows["item"] == 1, 0.7, 0.2)
+        >>> model = ClickModel({"item": 2, "hour": 24}, ["item"], epsilon=1.0)
+        >>> likely = model.fit(rows, clicks).predict({"item": [1, 0]})
+        >>> bool(0.6 < likely[0] < 0.8), bool(0.1 < likely[1] < 0.3)
+        (True, True)
     """
 
     def __init__(
-        self, columns: Mapping[str, ArrayLike], counted: Sequence[str | Crossing] | None = None,
+        self, columns: Mapping[str, int], counted: Sequence[str | Crossing] | None = None,
         epsilon: float | None = None, delta: float = 1e-6, noise_multiplier: float | None = None,
         shrinkage: float = 0.8, threshold: float = 0.0, words: WordSource = os_entropy,
     ):  # fmt: skip
@@ -95,20 +93,20 @@ class ClickModel:
                 "delta must be between 0 and 1, shrinkage positive, threshold at least 0 and both finite, got "
                 f"{delta!r}, {shrinkage!r} and {threshold!r}."
             )
-        self.columns = {name: _public(name, values) for name, values in columns.items()}
+        self.columns = dict(columns)
         given = [(each,) if isinstance(each, str) else tuple(each) for each in counted or self.columns]
         self.counted = sorted(given, key=len)  # what a crossed column is compared with comes before it
         for crossing in self.counted:
-            distinct = len(set(crossing)) == len(crossing) > 0 and given.count(crossing) == 1
-            if not distinct or not set(crossing) <= set(self.columns):
+            known = set(crossing) <= set(columns) and all(name.isidentifier() for name in crossing)
+            if not known or not 0 < len(set(crossing)) == len(crossing) or given.count(crossing) > 1:
                 raise ValueError(
-                    f"counted has {crossing!r}: name columns of {', '.join(self.columns)}, each crossing once and "
-                    "each column once in it."
+                    f"counted has {crossing!r}: name columns of {', '.join(columns)}, by letters, digits and _, each "
+                    "crossing once and each column once in it."
                 )
-            if self._size(crossing) > MOST_CELLS:
-                raise ValueError(f"{' × '.join(crossing)} has above {MOST_CELLS:,} values: cross columns with fewer.")
+            if not 0 < self._size(crossing) <= MOST_CELLS:
+                raise ValueError(f"{' × '.join(crossing)} must have 1 to {MOST_CELLS:,} values: count other columns.")
         if not self.counted:
-            raise ValueError("columns is empty: give the public values of at least one column.")
+            raise ValueError("columns is empty: give the number of values of at least one column.")
         noise = noise_multiplier if epsilon is None else noise_of_one_release(epsilon, delta)
         check_noise((noise or 0.0) / RELIABILITY**0.5)  # the largest of its noises
         self.delta, self.noise_multiplier = float(delta), float(noise or 0.0)
@@ -130,22 +128,19 @@ class ClickModel:
         """Counts the rows and releases the sums; once only. Returns the model.
 
         Args:
-            rows: Value of each row by column, of the columns that are counted; unknown values do not count.
+            rows: Value of each row by column, of the columns that are counted; numbers outside do not count.
             clicks: Label of each row: 1 for a click; all others count as none.
             unit: Array with the user id of each row, if users are the privacy units; by default each row is a unit.
             accountant: Accountant that is charged, and its ledger, before anything is counted.
 
         Raises:
             RuntimeError: The model was fitted before.
-            ValueError: Columns are missing, or differ in length or kind, or there are more units than the accountant's.
+            ValueError: Columns are missing, or differ in length, or there are more units than the accountant's.
         """
         if self._begun:
-            raise RuntimeError(
-                "This model was fitted already, and each fit spends its budget anew: make another one for other data, "
-                "and account for both if units are in both."
-            )
-        labels, places = np.asarray(clicks), self._places(rows)
-        lengths = {len(labels) if labels.ndim == 1 else -1, *map(len, places.values())}
+            raise RuntimeError("This model was fitted already, and a fit spends its budget: make another one instead.")
+        labels, ids = np.asarray(clicks), self._ids(rows)
+        lengths = {len(labels) if labels.ndim == 1 else -1, *map(len, ids.values())}
         if labels.dtype.kind not in "biuf" or len(lengths) > 1 or not 0 < len(labels) < _MOST_ROWS:
             raise ValueError("clicks and each column of rows must be one number or value a row, and as many of each.")
         units = None if unit is None else unit_numbers(unit, len(labels))
@@ -158,13 +153,13 @@ class ClickModel:
         owners, whole = np.arange(len(labels)) if units is None else units, sum(map(len, self.counted))
         released = {}
         for crossing in self.counted:
-            cells = self._cells(crossing, places)
+            cells = self._cells(crossing, ids)
             known, size = cells >= 0, self._size(crossing)
             sums = unit_sums(owners[known], cells[known], entries[known], size, len(crossing), whole)
             released[crossing] = release_sums(sums, noise, self._words)
         self._estimate(released, noise)
         self.reliability = private_reliability(
-            self._logits(places), labels, noise_multiplier=self.noise_multiplier / RELIABILITY**0.5, unit=unit,
+            self._logits(ids), labels, noise_multiplier=self.noise_multiplier / RELIABILITY**0.5, unit=unit,
             words=self._words,
         )  # fmt: skip
         return self
@@ -186,12 +181,9 @@ class ClickModel:
 
     def _compared_with(self, crossing: Crossing) -> NDArray[np.float64]:
         """p of each value: what is predicted without this column."""
-        logits = np.full(self._size(crossing), special.logit(self.rate))
-        several = crossing if len(crossing) > 1 else ()
-        values = np.unravel_index(np.arange(len(logits)), [len(self.columns[name]) for name in crossing])
-        for name, value in zip(several, values):
-            if (name,) in self.weights:
-                logits += self.weights[name,][value]
+        logits, several = np.full(self._size(crossing), special.logit(self.rate)), crossing if len(crossing) > 1 else ()
+        for name, ids in zip(several, np.unravel_index(np.arange(len(logits)), self._sizes(crossing))):
+            logits += self.weights[name,][ids] if (name,) in self.weights else 0.0
         return special.expit(logits)
 
     # Predictions.
@@ -204,14 +196,14 @@ class ClickModel:
     def logits(self, rows: Mapping[str, ArrayLike]) -> NDArray[np.float64]:
         """Logits as the sums tell them; `predict` corrects their scale and offset, and their order is the same."""
         self._check_fitted()
-        return self._logits(self._places(rows))
+        return self._logits(self._ids(rows))
 
-    def _logits(self, places: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float64]:
-        cells = ((added, self._cells(crossing, places)) for crossing, added in self.weights.items())
+    def _logits(self, ids: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float64]:
+        cells = ((added, self._cells(crossing, ids)) for crossing, added in self.weights.items())
         return special.logit(self.rate) + sum(np.append(added, 0.0)[each] for added, each in cells)  # −1: unknown
 
     def export(self, filepath: str | os.PathLike[str]) -> None:
-        """Writes a SavedModel: a value of each counted column `[batch]` in, `probability` `[batch]` out."""
+        """Writes a SavedModel: an int64 of each counted column `[batch]` in, `probability` `[batch]` out."""
         self._check_fitted()
         from tfdp_rec.sums.click_answers import export
 
@@ -229,7 +221,7 @@ class ClickModel:
             "Adjacency": f"zero-out: data sets that differ by one {unit}, which contributes nothing in one of them",
             "Mechanism": f"sums of clicks by {', '.join(' × '.join(each) for each in self.counted)}, and counts by "
             f"predicted logit, together one Gaussian of multiplier {self.noise_multiplier:.4g}",
-            "Public": "the columns that are counted and the values of each",
+            "Public": "the columns that are counted and the meaning of their values",
             "Covers": "everything that this model holds, predicts or exports",
             "Does not cover": f"another fit on the same {unit}s, which costs as much again; a choice of columns by the "
             "same rows; an observer of the memory of the counting",
@@ -241,46 +233,25 @@ class ClickModel:
 
     # Values.
 
-    def _size(self, crossing: Crossing) -> int:
-        return math.prod(len(self.columns[name]) for name in crossing)
+    def _sizes(self, crossing: Crossing) -> list[int]:
+        return [int(self.columns[name]) for name in crossing]
 
-    def _places(self, rows: Mapping[str, ArrayLike]) -> dict[str, NDArray[np.int64]]:
-        """The place of each row's value among the public ones, −1 for others, by each counted column."""
-        wanted = sorted({name for crossing in self.counted for name in crossing})
-        if missing := [name for name in wanted if name not in rows]:
-            raise ValueError(f"rows has no column {missing[0]!r}, which is counted: give {', '.join(wanted)}.")
+    def _size(self, crossing: Crossing) -> int:
+        return math.prod(self._sizes(crossing))
+
+    def _ids(self, rows: Mapping[str, ArrayLike]) -> dict[str, NDArray[np.int64]]:
         found = {}
-        for name in wanted:
-            values, given = self.columns[name], np.asarray(rows[name])
-            if given.dtype.kind == "O" and values.dtype.kind == "U":  # as pandas keeps text
-                given = given.astype(str)
-            if given.ndim != 1 or given.dtype.kind not in ("iu" if values.dtype.kind == "i" else "U"):
-                kind = _KINDS[values.dtype.kind]
-                raise ValueError(f"The column {name!r} of rows must be {kind}, as its public values, one a row.")
-            order = np.argsort(values)
-            near = order[np.minimum(np.searchsorted(values, given, sorter=order), len(values) - 1)]
-            found[name] = np.where(values[near] == given, near, -1)
+        for name in dict.fromkeys(name for crossing in self.counted for name in crossing):
+            found[name] = np.asarray(rows.get(name, None))
+            if found[name].ndim != 1 or found[name].dtype.kind not in "iu":
+                raise ValueError(f"rows must have a whole number a row in the column {name!r}, which is counted.")
         return found
 
-    def _cells(self, crossing: Crossing, places: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
-        each = np.stack([places[name] for name in crossing])
-        cells = np.ravel_multi_index(tuple(np.maximum(each, 0)), [len(self.columns[name]) for name in crossing])
-        return np.where((each >= 0).all(axis=0), cells, -1)
+    def _cells(self, crossing: Crossing, ids: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
+        each, sizes = [ids[name] for name in crossing], self._sizes(crossing)
+        known = np.all([(0 <= own) & (own < size) for own, size in zip(each, sizes)], axis=0)
+        return np.where(known, np.ravel_multi_index([np.where(known, own, 0) for own in each], sizes), -1)
 
 
 def _logit(rate: NDArray[np.float64]) -> NDArray[np.float64]:
     return special.logit(np.clip(rate, _RAREST, 1 - _RAREST))
-
-
-def _public(name: str, values: ArrayLike) -> NDArray[Any]:
-    """The values of a column as an array of int64 or text."""
-    found = np.asarray(values)
-    if found.dtype.kind in "iu":
-        found = found.astype(np.int64)
-    fits = name.isidentifier() and found.ndim == 1 and found.dtype.kind in "iU"
-    if not fits or not 0 < len(np.unique(found)) == len(found):
-        raise ValueError(
-            f"The column {name!r} must have a name of letters, digits and _, and a list of different values, whole "
-            "numbers or text."
-        )
-    return found
