@@ -10,7 +10,6 @@ import numpy as np
 from tfdp_rec.sums.clicks import MOST_CELLS
 
 _COUNTED = (1, 2, 3, 4, 6, 9, 13, 19)
-_CROSSED = 2
 _WORTH = 0.003  # of AUC on validation rows: the best of many small gains is chance
 
 Counted = tuple[tuple[int, ...], ...]  # columns and crossed columns, by the columns' numbers
@@ -29,7 +28,7 @@ def nested(scores: Sequence[float]) -> Iterator[Counted]:
 
 
 def choices(sizes: Sequence[int], score: Callable[[Counted], float]) -> Counted:
-    """The best nested set, and up to two pairs, each with one of the two columns of most values: users and items.
+    """The best nested set, and a pair beside it, with one of the two columns of most values: users and items.
 
     What counts more than another set has to be better for it.
     """
@@ -42,10 +41,5 @@ def choices(sizes: Sequence[int], score: Callable[[Counted], float]) -> Counted:
     for each in nested(alone):
         if (own := score(each)) > best + _WORTH:
             found, best = each, own
-    for _ in range(_CROSSED):
-        scores = {pair: score((*found, pair)) for pair in pairs if pair not in found}
-        if not scores or max(scores.values()) <= best + _WORTH:
-            break
-        pair = max(scores, key=lambda each: scores[each])
-        found, best = (*found, pair), scores[pair]
-    return found
+    scores = {pair: score((*found, pair)) for pair in pairs}
+    return (*found, max(scores, key=scores.__getitem__)) if max(scores.values(), default=0) > best + _WORTH else found

@@ -235,7 +235,7 @@ class Trainings:
 
     def _settings(self, contestant: Contestant, epsilon: float | None) -> list[dict[str, Any]]:
         if contestant.make is None:
-            alike = {"shrinkage": SHRINKAGES[-1], "threshold": THRESHOLDS[0]}
+            alike = {"shrinkage": SHRINKAGES[0], "threshold": THRESHOLDS[0]}
             counted = choices(
                 self.log.sizes, lambda each: self._sums(epsilon, {"counted": each, **alike}, 0)["validation"]["auc"]
             )

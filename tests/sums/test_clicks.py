@@ -169,6 +169,14 @@ def test_what_was_begun_is_paid_for_and_done_once(monkeypatch):
             ask()
 
 
+@pytest.mark.parametrize("unit", [np.zeros(0, int), None])
+def test_no_rows_are_data_too(unit):
+    """Of two neighbours one may have none: a refusal would tell them apart."""
+    rows = {name: np.zeros(0, np.uint64) for name in COLUMNS}
+    model = ClickModel(COLUMNS, COUNTED, epsilon=1.0).fit(rows, np.zeros(0), unit)
+    assert model.predict({name: np.array([0, 2**63], np.uint64) for name in COLUMNS}).shape == (2,)
+
+
 def test_noise_that_can_be_drawn_again_has_no_guarantee():
     rows, labels, _ = drawn(50, 5)
     model = ClickModel(COLUMNS, epsilon=1.0, words=seeded(0)).fit(rows, labels)

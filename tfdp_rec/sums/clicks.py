@@ -141,7 +141,7 @@ class ClickModel:
             raise RuntimeError("This model was fitted already, and a fit spends its budget: make another one instead.")
         labels, ids = np.asarray(clicks), self._ids(rows)
         lengths = {len(labels) if labels.ndim == 1 else -1, *map(len, ids.values())}
-        if labels.dtype.kind not in "biuf" or len(lengths) > 1 or not 0 < len(labels) < _MOST_ROWS:
+        if labels.dtype.kind not in "biuf" or len(lengths) > 1 or len(labels) >= _MOST_ROWS:
             raise ValueError("clicks and each column of rows must be one number or value a row, and as many of each.")
         units = None if unit is None else unit_numbers(unit, len(labels))
         if accountant is not None:
@@ -240,12 +240,11 @@ class ClickModel:
         return math.prod(self._sizes(crossing))
 
     def _ids(self, rows: Mapping[str, ArrayLike]) -> dict[str, NDArray[np.int64]]:
-        found = {}
-        for name in dict.fromkeys(name for crossing in self.counted for name in crossing):
-            found[name] = np.asarray(rows.get(name, None))
-            if found[name].ndim != 1 or found[name].dtype.kind not in "iu":
+        given = {name: np.asarray(rows.get(name)) for crossing in self.counted for name in crossing}
+        for name, ids in given.items():
+            if ids.ndim != 1 or ids.dtype.kind not in "iu":
                 raise ValueError(f"rows must have a whole number a row in the column {name!r}, which is counted.")
-        return found
+        return {name: ids.astype(np.int64) for name, ids in given.items()}
 
     def _cells(self, crossing: Crossing, ids: Mapping[str, NDArray[np.int64]]) -> NDArray[np.int64]:
         each, sizes = [ids[name] for name in crossing], self._sizes(crossing)
