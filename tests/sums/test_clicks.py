@@ -106,10 +106,10 @@ def test_the_predictions_are_those_of_the_definition(released):
         there = shown if shown * 2 > 2.0 * noise else 0.0
         return there / (there**2 + (1.1 * noise) ** 2)
 
-    trusts = [trust(shown / 2) for _, shown in item]
-    centre = sum(t * (signed / 3 + shown / 2) / 2 for t, (signed, shown) in zip(trusts, item))
-    centre /= sum(t * shown / 2 for t, (_, shown) in zip(trusts, item))
     rate = (1 + item[:, 0].sum() / 3 / (item[:, 1].sum() / 2)) / 2
+    rare = [value for value in item if value[1] <= 3 * noise]
+    a, s = sum(x / 3 + y / 2 for x, y in rare) / 2, sum(y / 2 for _, y in rare)
+    centre = rate + (a - rate * s) * max(s, 0) / (s**2 + max(len(rare), 1) * (1.1 * noise) ** 2)
     for k, (tea, hour) in enumerate(itertools.product(range(3), range(4))):
         alone = special.logit(rate) + shrunk(item[tea], rate, centre)
         expected = alone + shrunk(both[k], special.expit(alone), special.expit(alone))
@@ -257,3 +257,18 @@ def test_what_is_too_rare_to_be_told_from_noise_counts_as_zero():
     model = ClickModel({"item": 2000, "a": 2}, ["a", ("a", "item")], epsilon=2.0, threshold=4.0)
     model.fit({"item": np.zeros(3000, int), "a": np.arange(3000) % 2}, np.arange(3000) % 2)
     assert (model.weights["a", "item"][1:] == 0).mean() > 0.998, "columns have the say"
+
+
+def test_rare_values_are_drawn_to_the_rate_of_rare_values(released):
+    """Drawn to the rate of all, what nobody clicks on would be recommended for being unknown."""
+    ids = np.concatenate([np.repeat(np.arange(10), 500), np.arange(10, 4010)])
+    labels = np.concatenate([np.arange(5000) % 2, np.zeros(4000)])
+    model = ClickModel({"item": 4010}, noise_multiplier=0.7).fit({"item": ids}, labels)
+    ((_, sums, noise),) = released
+    rates = special.expit(model.logits({"item": np.arange(4010)}))
+    assert model.rate == pytest.approx(2500 / 9000, abs=0.03)
+    assert rates[:10] == pytest.approx(0.5, abs=0.05) and np.median(rates[10:]) < 0.05
+    rare = sums[sums[:, 1] <= 3 * noise]
+    a, s = rare.sum(axis=0) @ [1 / 6, 1 / 4], rare[:, 1].sum() / 2
+    centre = model.rate + (a - model.rate * s) * s / (s**2 + len(rare) * (0.8 * noise) ** 2)
+    assert rates[sums[:, 1] < 0] == pytest.approx(max(centre, 1e-3), rel=1e-6)

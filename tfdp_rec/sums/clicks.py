@@ -14,9 +14,10 @@ and K a few deviations of the noise,
 
     logit = logit(m) + Σ over columns of  logit(c + t (a − c s)) − logit(p),   t = s₊ / (s₊² + K²),   s₊ = max(s, 0)
 
-(naive Bayes; each value is drawn towards c, the more the rarer it is). Of a column p = m, and c = Σ t a / Σ t s is the
-mean of its values, each as far as it is known: rare values need not be as usual ones are. Of a crossed column both are
-what its columns predict. Scale and offset are corrected by `private_reliability`, for a fiftieth of σ⁻².
+(naive Bayes; each value is drawn towards c, the more the rarer it is). Of a column p = m, and c is the rate of all its
+values together that do not stand out of the noise, drawn towards m: rare values need not be as usual ones are. Of a
+crossed column both are what its columns predict. Scale and offset are corrected by `private_reliability`, for a
+fiftieth of σ⁻².
 
 Guarantee: Gaussian mechanisms on the same units, whose σ⁻² add up to that of the whole; all else is computed from them.
 """
@@ -45,6 +46,7 @@ LABEL = "sums of clicks"
 RELIABILITY = 0.02  # share of σ⁻²
 _SIGNED, _SHOWN = 3, 2
 _RAREST = 1e-3  # rate that is told apart from none
+_CLEAR = 3.0  # deviations of its noise by which a value is known to be there
 MOST_CELLS, _MOST_ROWS = 2**23, 2**29  # of a column; of a log, whose squares are whole numbers of 64 bits
 
 Crossing = tuple[str, ...]
@@ -174,8 +176,11 @@ class ClickModel:
             there = np.where(shown > max(self.threshold * noise / _SHOWN, 0.0), shown, 0.0)
             believed = there / (there**2 + (self.shrinkage * noise) ** 2)
             centre = own
-            if len(crossing) == 1 and believed.any():
-                centre = np.clip(believed @ (signed + shown) / 2 / (believed @ shown), 0.0, 1.0)
+            if len(crossing) == 1:
+                rare = shown <= _CLEAR * noise / _SHOWN
+                a, s = (signed + shown)[rare].sum() / 2, shown[rare].sum()
+                trust = max(s, 0.0) / (s**2 + max(rare.sum(), 1) * (self.shrinkage * noise) ** 2)
+                centre = np.clip(own + (a - own * s) * trust, 0.0, 1.0)
             found = centre + ((signed + shown) / 2 - centre * shown) * believed
             self.weights[crossing] = _logit(found) - _logit(own)
 
