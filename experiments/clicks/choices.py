@@ -42,4 +42,4 @@ def choices(sizes: Sequence[int], score: Callable[[Counted], float]) -> Counted:
         if (own := score(each)) > best + _WORTH:
             found, best = each, own
     scores = {pair: score((*found, pair)) for pair in pairs}
-    return (*found, max(scores, key=scores.__getitem__)) if max(scores.values(), default=0) > best + _WORTH else found
+    return (*found, max(scores, key=lambda pair: scores[pair])) if max(scores.values(), default=0) > best + _WORTH else found
