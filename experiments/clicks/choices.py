@@ -41,5 +41,5 @@ def choices(sizes: Sequence[int], score: Callable[[Counted], float]) -> Counted:
     for each in nested(alone):
         if (own := score(each)) > best + _WORTH:
             found, best = each, own
-    scores = {pair: score((*found, pair)) for pair in pairs}
-    return (*found, max(scores, key=lambda pair: scores[pair])) if max(scores.values(), default=0) > best + _WORTH else found
+    gained, pair = max(((score((*found, pair)), pair) for pair in pairs), default=(0.0, (0, 0)))
+    return (*found, pair) if gained > best + _WORTH else found
