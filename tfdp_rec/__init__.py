@@ -48,6 +48,7 @@ if TYPE_CHECKING:
     from tfdp_rec import optimizers as optimizers
     from tfdp_rec import privacy as privacy
     from tfdp_rec import spectral as spectral
+    from tfdp_rec import sums as sums
     from tfdp_rec.core.ground.refused import NotPrivate as NotPrivate
     from tfdp_rec.core.mechanism.dp_sgd import DPSGD as DPSGD
     from tfdp_rec.core.mechanism.lazy_dp_sgd import LazyDPSGD as LazyDPSGD
