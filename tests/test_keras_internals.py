@@ -6,6 +6,7 @@ To be run against the oldest and the newest versions that we support.
 import ast
 import copy
 import gc
+import re
 from pathlib import Path
 
 import keras
@@ -579,3 +580,29 @@ def test_a_variable_without_values_is_named_in_a_checkpoint_and_found_there_when
     loaded = tf.saved_model.load(tmp_path / "servable")
     assert np.array_equal(loaded.serve(tf.constant([[4, 0]])), 2 * values[None, [4, 0]])
     assert sum(len(each.shape) == 2 for each in loaded._all_variables) == 1 and not loaded.variables
+
+
+def test_objects_are_named_as_where_others_were_named_before():
+    keras.layers.Dense(1)
+    numbers, names = keras_internals.object_numbers(), []
+    for _ in range(2):
+        with keras_internals.numbered_from(numbers):
+            names.append([keras.layers.Dense(1).name, keras.layers.Dense(1).name, keras.layers.Embedding(2, 2).name])
+    assert names[0] == names[1] and len(set(names[0])) == 3
+    assert keras.layers.Dense(1).name not in names[0]  # outside, no name is given twice
+
+
+def test_functions_are_numbered_from_the_same_number_on(tmp_path):
+    def numbers(after):
+        keras_internals.round_up_function_numbers()
+        for _ in range(after):
+            tf.function(lambda x: x + 1).get_concrete_function(tf.constant(1.0))
+        keras_internals.round_up_function_numbers()
+        module = tf.Module()
+        module.serve = tf.function(lambda x: 2 * x, input_signature=[tf.TensorSpec([None])])
+        tf.saved_model.save(module, tmp_path / f"after-{after}")
+        found = re.findall(rb"_(\d{5,})", (tmp_path / f"after-{after}" / "saved_model.pb").read_bytes())
+        return {int(each) % 4_000_000 for each in found}
+
+    numbers(1)  # the first file of a process takes one more
+    assert numbers(0) == numbers(40) != set()

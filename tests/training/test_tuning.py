@@ -1,5 +1,8 @@
 """`tune`: what a run may do, what is paid and told, and a search that goes on after a crash."""
 
+import json
+import shutil
+
 import keras
 import numpy as np
 import pytest
@@ -175,6 +178,98 @@ def test_a_run_that_does_anything_else_is_refused(run, said):
         tune(run)
 
 
+def trains_by_hand(model):
+    kept = model.optimizer
+    model.compile("sgd", "mse")
+    model.fit(tf.data.Dataset.from_tensors(fetch(np.arange(ROWS))), verbose=0)
+    model.compile(kept, "mse")
+    return rate_of(model)
+
+
+def trains_on(model):
+    other = tfdp_rec.PrivatePlan(sampling=SAMPLING, delta=1e-3, steps=1, noise_multiplier=0.05, accountant="rdp")
+    model.compile(tfdp_rec.LazyDPSGD(0.1, plan=other), "mse")
+    model.fit(other.batches(fetch), callbacks=[other.budget()], verbose=0)
+    return rate_of(model)
+
+
+def pays(model):
+    model.optimizer.plan.accountant.spend(GaussianDpEvent(0.3), "a look at them")
+    return rate_of(model)
+
+
+@pytest.mark.parametrize(("score", "said"), [(trains_by_hand, "SGD"), (trains_on, "1 steps"), (pays, "a look at them")])
+def test_a_score_that_uses_the_data_is_refused(score, said):
+    with pytest.raises(NotPrivate, match=said):
+        tune(score=score)
+
+
+def test_the_model_of_an_earlier_run_is_refused_also_if_that_was_not_the_best():
+    kept = {}
+
+    def run(plan, learning_rate):
+        if not kept or len(kept) == 1:
+            kept[len(kept)] = train(plan, learning_rate)
+            return kept[len(kept) - 1]
+        return kept[0]  # of 0.5, which 1.0 has beaten since
+
+    def reversed_score(model):
+        return 1.0 - rate_of(model) / 2
+
+    with pytest.raises(NotPrivate, match="spent"):
+        tune(run, space={"learning_rate": [0.25, 1.0, 0.5]}, score=reversed_score)
+
+
+@pytest.mark.parametrize("best", [0.25, 0.5, 1.0])
+def test_the_best_one_does_not_tell_how_many_came_before_or_after(best, tmp_path):
+    found = tune(score=lambda model: np.full(HELD_OUT, float(float(model.optimizer.learning_rate) == best)),
+                 folder=tmp_path / "search")  # fmt: skip
+    assert found.settings == {"learning_rate": best}
+    keras.layers.Dense(1)  # which is named once more than there
+    names = [found.model.name, found.model.optimizer.name, *(layer.name for layer in found.model.layers)]
+    assert sorted(names) == sorted(NAMES.setdefault("names", names))
+    [file, state] = sorted((tmp_path / "search").glob("*.*"), key=lambda path: path.suffix)
+    assert file.suffix == ".keras" and json.loads(state.read_text())["state"]["runs"] == []
+
+
+NAMES: dict[str, list[str]] = {}
+
+
+def test_a_folder_is_for_its_owner_and_for_one_search_at_a_time(tmp_path):
+    (tmp_path / "search").mkdir(mode=0o755)
+
+    def run(plan, learning_rate):
+        with pytest.raises(ValueError, match="in use by another search"):
+            tune(folder=tmp_path / "search")
+        assert (tmp_path / "search").stat().st_mode & 0o77 == 0
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        tune(run, folder=tmp_path / "search")
+    assert tune(run=train, folder=tmp_path / "other").settings == {"learning_rate": 1.0}
+
+
+def test_of_copies_of_a_search_one_gives_a_model(tmp_path):
+    made = []
+
+    def run(plan, learning_rate):
+        made.append(learning_rate)
+        if len(made) == 2:
+            raise KeyboardInterrupt
+        return train(plan, learning_rate)
+
+    folder, ledger = tmp_path / "search", tmp_path / "ledger.jsonl"
+    with pytest.raises(KeyboardInterrupt):
+        tune(run, folder=folder, ledger=ledger)
+    shutil.copytree(folder, tmp_path / "copy")
+    tune(run, folder=folder, ledger=ledger).accountant.close()
+    with pytest.raises(RuntimeError, match="Another run has gone on"):
+        tune(run, folder=tmp_path / "copy", ledger=ledger)
+    tune(run, folder=folder, ledger=ledger).accountant.close()  # the same model again
+    lines = ledger.read_text().splitlines()
+    assert sum('"state kept"' in line for line in lines) == 2  # whatever the number of runs
+
+
 @pytest.mark.parametrize(
     "values", [np.full(HELD_OUT, 1.01), np.full(HELD_OUT, -0.1), np.full(HELD_OUT, np.nan), np.ones(HELD_OUT - 1), 0.5]
 )
@@ -231,7 +326,7 @@ def test_a_search_goes_on_after_a_crash(tmp_path):
     found.accountant.close()
     again = tune(run, folder=folder, ledger=ledger)
     assert len(made) == 4 and again.score == found.score and again.epsilon == found.epsilon
-    assert [path.name for path in sorted(folder.glob("*.keras"))] == ["best-1.keras"]
+    assert len(list(folder.glob("*.keras"))) == 1
 
 
 def test_make_private_takes_a_plan():

@@ -130,8 +130,10 @@ def noise_of_metrics(epsilon: float, delta: float, share: float = 0.05) -> float
     """
     if not 0 < share < 1:
         raise ValueError(f"share must be above 0 and below 1, got {share!r}.")
-    rest = noise_of_one_release((1 - share) * epsilon, delta)
-    return (noise_of_one_release(epsilon, delta) ** -2 - rest**-2) ** -0.5
+    left = noise_of_one_release(epsilon, delta) ** -2 - noise_of_one_release((1 - share) * epsilon, delta) ** -2
+    if left <= 0.0:
+        raise ValueError(f"share must be large enough to be told from 0 beside epsilon, got {share!r}.")
+    return left**-0.5
 
 
 def private_metrics(

@@ -6,39 +6,37 @@
     the release    the model of the best score, which tells the ε of all runs
 
 ε is for who sees the released model, its settings and its score. Who watches the trainings sees more: how many there
-were, and how long they took. A run may read nothing of another one.
+were, how long they took, and which of them was the best. A run may read nothing of another one.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
-import json
-import os
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import keras
 import numpy as np
 
 from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.best_run import BestRun
 from tfdp_rec.core.claim.calibration import least_noise
-from tfdp_rec.core.claim.entries import new_id
 from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent
 from tfdp_rec.core.claim.ledger import Ledger, compose
 from tfdp_rec.core.claim.schemes import Sampling
 from tfdp_rec.core.claim.secret_draws import number_of_runs, uniform_numbers
 from tfdp_rec.core.claim.selection import chance_to_end
-from tfdp_rec.core.ground.files import Path, hold, open_atomically
+from tfdp_rec.core.ground.files import Path
+from tfdp_rec.core.ground.keras_internals import numbered_from, object_numbers, round_up_function_numbers
 from tfdp_rec.core.sensitivity.weights import Auto
 from tfdp_rec.sums.fixed_point import ONE, check_noise, release_sums
 from tfdp_rec.training.private_fit import PrivateFit
 from tfdp_rec.training.private_plan import PrivatePlan
+from tfdp_rec.training.search import Search
 
 SHAPES = {"geometric": 1.0, "logarithmic": 0.0}
 _LEAST_SCORE_NOISE = 5.0
-_STATE = "search.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,8 +98,10 @@ def tune(
         accountant: "pld" or "rdp".
         make_event: As for `PrivatePlan`.
         ledger: File, or `Ledger`, in which all is paid for before the first training.
-        folder: Private folder in which the search is kept: called again with it, `tune` goes on after a crash.
-        verbose: 0 for no line at each training.
+        folder: Private folder in which the search is kept: called again with it, `tune` goes on after a crash. It is of
+            one `train`, `score` and data.
+        verbose: 0 for no line at each training; by default these lines are for a terminal alone, since they tell how
+            many there are.
 
     Raises:
         ValueError: A value is out of range, or no noise meets the budget.
@@ -125,36 +125,39 @@ def tune(
             payer.limit, contain=plan_release(1.0, "").contain,
         )  # fmt: skip
         number = number_of_runs(chance_to_end(runs, SHAPES[distribution]), SHAPES[distribution])
-        drawn = uniform_numbers(number, len(choices)).tolist()
-        return {"noise": noise, "id": new_id(), "drawn": drawn, "done": 0, "best": None, "score": -1.0}
+        return {"noise": noise, "runs": uniform_numbers(number, len(choices)).tolist(), "names": object_numbers()}
 
-    def search_and_train() -> Tuned:
-        about = [sampling.get_state(), delta, steps, epsilon, runs, distribution, noise_of_score, accountant]
-        search = _Search(folder, [*about, repr(choices)], begin)
-        release = plan_release(search.state["noise"], search.state["id"])
-        payer.set_event(release.step)
-        payer.spend(*release.use, id=release.id)
-        for run in range(search.state["done"], len(search.state["drawn"])):
-            settings = choices[search.state["drawn"][run]]
-            if verbose != 0:
-                print(f"Training {run + 1}: " + ", ".join(f"{name}={value}" for name, value in settings.items()))
-            plan = PrivatePlan(
-                sampling=sampling, delta=delta, steps=steps, noise_multiplier=search.state["noise"],
-                accountant=accountant, make_event=make_event, l2_norm_clip=l2_norm_clip,
-            )  # fmt: skip
-            trained = train(plan, **settings)
-            model = trained.model if isinstance(trained, PrivateFit) else trained
-            release.refuse_other(model, plan.accountant)
-            value = _noisy_mean(score(model), held_out, noise_of_score)
-            is_best = search.model is None or value > search.state["score"]
-            if is_best:
-                release.release(model)
-            search.end(run, value, model if is_best else None)
-        payer.follow(search.model)
-        return Tuned(search.model, choices[search.state["drawn"][search.state["best"]]], search.state["score"], payer)
-
+    shows = sys.stdout.isatty() if verbose == "auto" else bool(verbose)
+    about = [sampling.get_state(), delta, steps, epsilon, runs, distribution, noise_of_score, accountant]
+    about += [repr(choices), *(getattr(each, "__qualname__", "") for each in (train, score))]
     try:
-        return search_and_train()
+        with Search(folder, about, payer.spending.payments, begin) as search:
+            if search.state["ended"] and shows:
+                print(f"The search in {folder} has ended: this is its best model.")
+            release = plan_release(search.state["noise"], search.state["id"])
+            payer.set_event(release.step)
+            payer.spend(*release.use, id=release.id)
+            round_up_function_numbers()
+            while search.state["runs"]:
+                settings = choices[search.state["runs"][0]]
+                if shows:
+                    print("Training with " + ", ".join(f"{name}={value}" for name, value in settings.items()))
+                plan = PrivatePlan(
+                    sampling=sampling, delta=delta, steps=steps, noise_multiplier=search.state["noise"],
+                    accountant=accountant, make_event=make_event, l2_norm_clip=l2_norm_clip,
+                )  # fmt: skip
+                with numbered_from(search.state["names"]):  # the best one's names must not tell how many came before
+                    trained = train(plan, **settings)
+                model = trained.model if isinstance(trained, PrivateFit) else trained
+                value = _noisy_mean(score(model), held_out, noise_of_score)
+                release.refuse_other(model, plan.accountant)  # after the score, which might use the data, too
+                if is_best := search.model is None or value > search.state["score"]:
+                    release.release(model)
+                search.end_run(value, model if is_best else None)
+            search.end()
+            round_up_function_numbers()
+            payer.follow(search.model)
+            return Tuned(search.model, choices[search.state["best"]], search.state["score"], payer)
     except BaseException:
         if not isinstance(ledger, Ledger):
             payer.close()
@@ -183,46 +186,3 @@ def _noisy_mean(values: Any, held_out: int, noise: float) -> float:
         )
     total = np.floor(found * ONE).astype(np.int64).sum(keepdims=True)
     return float(release_sums(total, noise)[0] / held_out)
-
-
-class _Search:
-    """What is drawn and done, and the best model so far: in memory, or in a private folder that a crash leaves."""
-
-    def __init__(self, folder: Path | None, about: Any, begin: Callable[[], dict[str, Any]]):
-        self._folder, self._about, self.model = folder, json.loads(json.dumps(about)), None
-        path = "" if folder is None else os.path.join(folder, _STATE)
-        if folder is not None:
-            hold(folder)
-        if not os.path.exists(path):
-            self.state = begin()
-            self._write()
-            return
-        with open(path, encoding="utf-8") as file:
-            found = json.load(file)
-        if found["about"] != self._about:
-            raise ValueError(f"{folder} holds a search with other arguments: go on with those, or give another folder.")
-        self.state = found["state"]
-        if self.state["best"] is not None:
-            self.model = keras.models.load_model(self._path_of(self.state["best"]))
-
-    def end(self, run: int, score: float, best: Any) -> None:
-        """Notes that a run is done; its model and score are kept if it is the best so far."""
-        before = self.state["best"]
-        if best is not None:
-            self.model = best
-            self.state |= {"best": run, "score": score}
-            if self._folder is not None:
-                best.save(self._path_of(run))
-        # In one write: a run that is made again after a crash must not be two.
-        self.state["done"] = run + 1
-        self._write()
-        if self._folder is not None and best is not None and before is not None:
-            os.remove(self._path_of(before))
-
-    def _path_of(self, run: int) -> str:
-        return os.path.join(str(self._folder), f"best-{run}.keras")
-
-    def _write(self) -> None:
-        if self._folder is not None:
-            with open_atomically(os.path.join(self._folder, _STATE), private=True) as file:
-                json.dump({"about": self._about, "state": self.state}, file)

@@ -31,6 +31,7 @@ class BestRun:
     mean: float  # number of runs
     shape: float
     id: str
+    _made: set[str] = dataclasses.field(default_factory=set)  # entries of the runs so far
 
     def contain(self, trained: DpEvent) -> DpEvent:
         """The event of the release of the best run, from that of a run's steps."""
@@ -54,6 +55,8 @@ class BestRun:
         entries, own, planned = accountant.spending.history, Entries(), (self.step, self.sampling.get_state())
         model.privacy_history.counters.write(own)
         others = [each for each in entries if (each.event, each.sampling) != planned or each.void or each.label]
+        others += [each for id, each in entries.items() if id in self._made]
+        self._made.update(id for id, _ in entries.items())
         if others or not 0 < entries.steps <= self.steps or dict(own.items()) != dict(entries.items()):
             spent = ", ".join(dict.fromkeys(each.label or each.void or f"{each.steps} steps" for each in entries))
             raise NotPrivate(

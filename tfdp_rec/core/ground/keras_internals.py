@@ -6,6 +6,7 @@ found there and handled here.
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import dataclasses
 import functools
@@ -19,8 +20,10 @@ import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.common.masking import set_keras_mask
 from keras.src.layers.layer import CallContext
+from tensorflow.python import pywrap_tfe
 
 _ENTRY = "entry_layer"  # of a call's context: the outermost layer
+_NAMED = "object_name_uids"
 
 # Variables.
 
@@ -247,6 +250,29 @@ def embeddings_of(layer: keras.layers.Layer) -> keras.Variable:
 
 
 # Optimizers.
+
+
+def object_numbers() -> dict[str, int]:
+    """How many objects of each kind Keras has named in this thread."""
+    return dict(global_state.get_global_attribute(_NAMED, {}))
+
+
+@contextlib.contextmanager
+def numbered_from(numbers: dict[str, int]) -> Iterator[None]:
+    """A block in which Keras names objects as where it had named so many."""
+    before = object_numbers()
+    global_state.set_global_attribute(_NAMED, collections.defaultdict(int, numbers))
+    try:
+        yield
+    finally:
+        counted = {name: max(count, before.get(name, 0)) for name, count in object_numbers().items()}
+        global_state.set_global_attribute(_NAMED, collections.defaultdict(int, before | counted))
+
+
+def round_up_function_numbers() -> None:
+    """Has TensorFlow number functions, whose names a SavedModel holds, from the next multiple of four million on."""
+    while pywrap_tfe.TFE_Py_UID() % 4_000_000:
+        pass
 
 
 def learning_rate_of(optimizer: keras.optimizers.Optimizer) -> Any:
