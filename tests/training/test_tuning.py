@@ -142,6 +142,15 @@ def other_noise(plan, learning_rate):
     return model
 
 
+def more_steps(plan, learning_rate):
+    return train(
+        tfdp_rec.PrivatePlan(
+            sampling=SAMPLING, delta=1e-3, steps=2 * STEPS, noise_multiplier=plan.noise_multiplier, accountant="rdp"
+        ),
+        learning_rate,
+    )
+
+
 def no_step(plan, learning_rate):
     model = tfdp_rec.training.private_form.private_form(build(), fetch(np.arange(ROWS)))
     model.compile(tfdp_rec.LazyDPSGD(learning_rate, plan=plan), "mse")
@@ -170,7 +179,8 @@ def by_hand(plan, learning_rate):
 
 @pytest.mark.parametrize(
     ("run", "said"),
-    [(earlier_weights, "spent"), (other_noise, "spent"), (no_step, "spent: nothing"), (counts_too, "spent: counts"),
+    [(earlier_weights, "spent"), (other_noise, "spent"), (no_step, "spent: nothing"),
+     (more_steps, "spent: 6 steps"), (counts_too, "spent: counts"),
      (plain_steps, "spent"), (by_hand, "no sampling drew"),
      (lambda plan, learning_rate: build(), "no privacy history")],
 )  # fmt: skip

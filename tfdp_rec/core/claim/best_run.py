@@ -15,7 +15,7 @@ from dp_accounting import ComposedDpEvent, DpEvent, GaussianDpEvent
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 
 from tfdp_rec.core.claim.accountant import Accountant
-from tfdp_rec.core.claim.entries import Entries, Use
+from tfdp_rec.core.claim.entries import Use
 from tfdp_rec.core.claim.schemes import Sampling
 from tfdp_rec.core.ground.refused import NotPrivate
 
@@ -52,12 +52,11 @@ class BestRun:
         """Raises if a run, of which this is the model and the accountant, has spent anything but its steps."""
         accountant.follow(model)
         accountant.spending.refuse()
-        entries, own, planned = accountant.spending.history, Entries(), (self.step, self.sampling.get_state())
-        model.privacy_history.counters.write(own)
+        entries, planned = accountant.spending.history, (self.step, self.sampling.get_state())
         others = [each for each in entries if (each.event, each.sampling) != planned or each.void or each.label]
         others += [each for id, each in entries.items() if id in self._made]
         self._made.update(id for id, _ in entries.items())
-        if others or not 0 < entries.steps <= self.steps or dict(own.items()) != dict(entries.items()):
+        if others or not 0 < entries.steps <= self.steps:
             spent = ", ".join(dict.fromkeys(each.label or each.void or f"{each.steps} steps" for each in entries))
             raise NotPrivate(
                 f"A run must train a new model with its plan's optimizer on its plan's batches, for at most "
