@@ -15,6 +15,7 @@ COMMANDS = tuple(
         "recommend": "what comes next: a history of ids in, ids and titles out",
         "serve": "answer over HTTP, in the shape of TensorFlow Serving's REST interface",
         "index": "an approximate index beside a two-tower of many items, for quicker answers",
+        "card": "a card of a run whose every number is public, paid for, or computed from those; and its check",
         "track": "what a run promises, as a run of MLflow",
         "export": "a saved model as a SavedModel for serving",
         "epsilon": "the epsilon of a training: noise, sampling and steps in, (epsilon, delta) out",

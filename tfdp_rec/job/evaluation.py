@@ -20,6 +20,7 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
+import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tfdp_rec.datasets.logs.interactions import Interactions
@@ -39,21 +40,36 @@ class NewItemExamples:
     def __init__(self, log: Interactions, users: NDArray[np.int64]):
         assert log.items is not None
         self.rows, ids = log.found()
-        self.number_of = np.concatenate([[0], log.items.numbers(ids.combine_chunks())]).astype(np.int32)
+        self.ids = ids.combine_chunks()
+        self.number_of = np.concatenate([[0], log.items.numbers(self.ids)]).astype(np.int32)
         self.users, self.ordered = users, log.ordered
 
     def fixed(self, seed: int = 0) -> dict[str, NDArray[np.int32]]:
         """`context` `[users, 20]` and `label` `[users]`, by number, 0 for none."""
         rng = np.random.default_rng(seed)
-        asked = [self._example(user, rng) for user in self.users]
+        asked = [self._example(self._items_of(user), rng) for user in self.users]
         context = [before for before, label in asked if label >= 0]
         label = [label for _, label in asked if label >= 0]
         return {"context": np.array(context, np.int32).reshape(-1, HISTORY), "label": np.array(label, np.int32)}
 
-    def _example(self, user: int, rng: np.random.Generator) -> tuple[NDArray[np.int32], int]:
-        """Context and label of one user; label −1 for a user without an example."""
+    def by_own_rows(self, draws: NDArray[np.float64]) -> dict[str, NDArray[np.int32]]:
+        """As `fixed`, each user's example by their own rows and own draw in [0, 1) alone: no user moves another's."""
+        # The numbers of rows.numbers are of the whole log, and their order within a user without times is, too.
+        place = np.concatenate([[0], pc.rank(self.ids, tiebreaker="first").to_numpy()])
+        asked = []
+        for user in self.users:
+            items = self._items_of(user)
+            items = items if self.ordered else items[np.argsort(place[items], kind="stable")]
+            asked.append(self._example(items, np.random.default_rng(int(draws[user] * 2**53))))
+        label = np.array([label for _, label in asked], np.int32)
+        return {"context": np.array([before for before, _ in asked]).reshape(-1, HISTORY), "label": label}
+
+    def _items_of(self, user: int) -> NDArray[np.int32]:
         # A copy, since `permutation` shuffles an array without entries in place, and the log's are read-only.
-        items = np.array(self.rows.numbers[self.rows.offsets[user] : self.rows.offsets[user + 1]])
+        return np.array(self.rows.numbers[self.rows.offsets[user] : self.rows.offsets[user + 1]])
+
+    def _example(self, items: NDArray[np.int32], rng: np.random.Generator) -> tuple[NDArray[np.int32], int]:
+        """Context and label of one user's items; label −1 for a user without an example."""
         if not self.ordered:
             items = rng.permutation(items)
         first = np.sort(np.unique(items, return_index=True)[1])

@@ -189,7 +189,7 @@ def _pictures(report: RunReport) -> dict[str, tuple[str, bytes]]:
     pictures = {}
     if tested:
         about = "recall@k of those that were tested, for each k, with 95% intervals"
-        pictures["recall_at_k.png"] = about, _draw(functools.partial(_plot_recalls, tested))
+        pictures["recall_at_k.png"] = about, draw(functools.partial(_plot_recalls, tested))
     for key, about in _CURVES.items():
         curves: dict[str, list[tuple[int, float]]] = {}
         for line in lines:
@@ -200,7 +200,7 @@ def _pictures(report: RunReport) -> dict[str, tuple[str, bytes]]:
             flat = tested.keys() - {line["recommender"] for line in lines} if key == "recall@10" else set()
             levels = {name: result["recalls"][key] for name, result in tested.items() if name in flat}
             plot = functools.partial(_plot_curves, curves, levels, about)
-            pictures[f"{key.split('@')[0]}.png"] = f"{about}, over the steps", _draw(plot)
+            pictures[f"{key.split('@')[0]}.png"] = f"{about}, over the steps", draw(plot)
     return pictures
 
 
@@ -231,7 +231,8 @@ def _is_finite(value: float | None) -> bool:
     return value is not None and math.isfinite(value)
 
 
-def _draw(plot: Callable[[Any], None]) -> bytes:
+def draw(plot: Callable[[Any], None]) -> bytes:
+    """A plot upon fresh axes, as PNG."""
     from matplotlib.figure import Figure  # no window opens, and no setting of matplotlib stays
 
     figure, file = Figure(figsize=(5.6, 4.2), layout="constrained"), io.BytesIO()

@@ -33,6 +33,7 @@ _COARSE = 16.0  # factor on the grid during a search
 _PLD_FINE_UP_TO = 50.0  # above this ε the grid widens in proportion, which bounds the memory
 _ROUNDING = 1e-11  # dp_accounting computes log A(α) to 6e-12 at worst, of any sign; under huge noise that exceeds it
 _PLD_UP_TO = 1000.0  # above this ε the guarantee says little, and rdp's bound is returned
+_TYPICAL_DELTA = 1e-6  # chooses the grid of a profile
 _MOST_STEPS, _MOST_EPSILON = 10**9, 1e5
 
 
@@ -75,6 +76,22 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
     if rough > _PLD_UP_TO or certain <= 0.0:  # pld cannot tell so small a δ from 0
         return rough
     return _pld_epsilon(event, certain, _PLD_GRID * coarser * max(1.0, rough / _PLD_FINE_UP_TO))
+
+
+def deltas_of(event: DpEvent, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The privacy profile of one (composed) event, by PLD: δ at each ε ≥ 0, rounded up; 1 where nothing is promised."""
+    events.to_json(event)
+    event, failing = events.split_failures(event)
+    if not events.is_private(event):
+        return np.ones(len(epsilons))
+    event = events.as_priced(event)
+    check_supported(event, "pld")
+    rough = _rdp_epsilon(event, _TYPICAL_DELTA, whole_orders()) if _is_supported(event, "rdp") else 0.0
+    if rough > _PLD_UP_TO:
+        return np.ones(len(epsilons))
+    (lost, share), losses = _rounding(event), _compose(event, _PLD_GRID * max(1.0, rough / _PLD_FINE_UP_TO))
+    exact = losses.get_delta_for_epsilon(epsilons) if losses else np.zeros(len(epsilons))
+    return np.minimum(exact * (1.0 + share) + lost + failing, 1.0)
 
 
 def epsilon_of_divergences(orders: Sequence[float], divergences: ArrayLike, delta: float) -> float:

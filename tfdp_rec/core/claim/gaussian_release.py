@@ -37,8 +37,16 @@ def noise_of_one_release(epsilon: float, delta: float) -> float:
     if not 0 < delta < 1:
         raise ValueError(f"delta must be between 0 and 1, got {delta!r}.")
     # An accountant adds its grid's error to ε: the search aims below ε by that much.
-    aimed = max(epsilon - _ROUNDED_UP * max(1.0, epsilon / 50), epsilon / 2)
-    return float(optimize.brentq(lambda s: _log_delta(s, aimed) - math.log(delta), 1e-3, 1e6, rtol=1e-10))
+    return _noise_of(max(epsilon - _ROUNDED_UP * max(1.0, epsilon / 50), epsilon / 2), delta)
+
+
+def gaussian_mu(epsilon: float, delta: float) -> float:
+    """μ of the Gaussian that costs ε at δ: its two outcomes are as hard to tell apart as N(0, 1) and N(μ, 1)."""
+    return 1.0 / _noise_of(epsilon, delta)
+
+
+def _noise_of(epsilon: float, delta: float) -> float:
+    return float(optimize.brentq(lambda s: _log_delta(s, epsilon) - math.log(delta), 1e-3, 1e6, rtol=1e-10))
 
 
 def _log_delta(sigma: float, epsilon: float) -> float:

@@ -61,7 +61,7 @@ def statement(
     if made and not void:
         drawn += "; every batch carried the proof of its draw"
     held = epsilon if not ordinary else math.inf
-    kept = [_CHOICE] if not any(isinstance(each, RepeatAndSelectDpEvent) for each, _ in besides) else [_SECRET]
+    kept = [CHOICE] if not any(isinstance(each, RepeatAndSelectDpEvent) for each, _ in besides) else [_SECRET]
     fields = {
         "Guarantee": _guarantee(void, epsilon, delta, ordinary),
         "Protected unit": f"one {unit}, giving at most one row to any batch",
@@ -74,7 +74,7 @@ def statement(
         "Accountant": f"{limit or accountant.upper()}, dp-accounting {importlib.metadata.version('dp-accounting')}",
         "Public": f"the number of {unit}s, {sampling.num_units}, and with it the batch size and sampling rate",
         "Covers": "" if math.isinf(held) else _COVERS,
-        "Does not cover": "; ".join([_OBSERVERS, *kept, _LOOKED_AT, *([] if limit else [_FIXED])]),
+        "Does not cover": "; ".join([OBSERVERS, *kept, LOOKED_AT, *([] if limit else [FIXED])]),
     }
     # A filter's claim is no composition's, and what has no guarantee has no ε to agree with.
     theirs = None if math.isinf(held) or limit else _tf_privacy_statement(sampling.num_units, delta, whole, accountant)
@@ -86,19 +86,19 @@ def statement(
 
 
 _COVERS = "every set of weights that leaves training by a released model or checkpoint"
-_OBSERVERS = (
+OBSERVERS = (
     "an observer of the training's memory, of the units that were sampled, or of losses and metrics of training data"
 )
-_CHOICE = "choosing hyper-parameters on the same data"
+CHOICE = "choosing hyper-parameters on the same data"
 _SECRET = (
     "who learns how many trainings there were, of which the best was released, or sees the model or the score of "
     "another one"
 )
-_LOOKED_AT = (
+LOOKED_AT = (
     "steps, rates or noise that were chosen after looking at exact losses or metrics of training data (EarlyStopping, "
     "ReduceLROnPlateau, TerminateOnNaN, or any callback)"
 )
-_FIXED = (
+FIXED = (
     "steps, rates or noise that were chosen, or a stop that was decided, after looking at weights that were "
     "released before: the total is of a plan that was fixed beforehand, and no odometer"
 )
