@@ -1,4 +1,4 @@
-"""The checker that docs/ledger.md prints, run as a stranger would: by itself, without this package."""
+"""The checkers that docs/ledger.md and docs/card.md print, run as a stranger would: without this package."""
 
 import os
 import re
@@ -6,18 +6,32 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[1] / "docs" / "ledger.md"
+DOCS = Path(__file__).parents[1] / "docs"
 
 
 def checked(path, delta, tmp_path):
     """What it says of a ledger."""
-    code = re.findall(r"```python\n(.*?)```", PAGE.read_text(), re.S)[-1]
-    assert code.startswith('"""python checker.py') and code.count("\n") <= 36 and "tfdp_rec" not in code
-    checker = tmp_path / "checker.py"
-    checker.write_text(code)
+    return float(_said(written("ledger", "checker", 36, tmp_path), path, str(delta)))
+
+
+def card_checked(folder, tmp_path):
+    """The epsilon that the checker of cards finds."""
+    written("ledger", "checker", 36, tmp_path)
+    return float(_said(written("card", "card_checker", 60, tmp_path), folder))
+
+
+def written(page, name, lines, tmp_path):
+    """The text of a page's checker, as a file."""
+    code = re.findall(r"```python\n(.*?)```", (DOCS / f"{page}.md").read_text(), re.S)[-1]
+    assert code.startswith(f'"""python {name}.py') and code.count("\n") <= lines and "tfdp_rec" not in code
+    (tmp_path / f"{name}.py").write_text(code)
+    return tmp_path / f"{name}.py"
+
+
+def _said(checker, *arguments):
     environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     done = subprocess.run(
-        [sys.executable, checker, path, str(delta)], capture_output=True, text=True, env=environment, cwd=tmp_path
+        [sys.executable, checker, *arguments], capture_output=True, text=True, env=environment, cwd=checker.parent
     )
     assert done.returncode == 0, done.stderr
-    return float(done.stdout)
+    return done.stdout

@@ -67,7 +67,8 @@ def test_the_wheel_holds_the_product_alone(tmp_path):
     (wheel,) = (tmp_path / "out").glob("*.whl")
     with zipfile.ZipFile(wheel) as archive:
         held = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert held == {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*") if path.suffix in (".py", ".typed")}
+    kinds = (".py", ".typed", ".md")
+    assert held == {str(path.relative_to(ROOT)) for path in PACKAGE.rglob("*") if path.suffix in kinds}
 
 
 @pytest.mark.parametrize("name", ["models", "callbacks"])

@@ -52,17 +52,15 @@ class NewItemExamples:
         label = [label for _, label in asked if label >= 0]
         return {"context": np.array(context, np.int32).reshape(-1, HISTORY), "label": np.array(label, np.int32)}
 
-    def by_own_rows(self, draws: NDArray[np.float64]) -> dict[str, NDArray[np.int32]]:
-        """As `fixed`, each user's example by their own rows and own draw in [0, 1) alone: no user moves another's."""
-        # The numbers of rows.numbers are of the whole log, and their order within a user without times is, too.
-        place = np.concatenate([[0], pc.rank(self.ids, tiebreaker="first").to_numpy()])
-        asked = []
-        for user in self.users:
-            items = self._items_of(user)
-            items = items if self.ordered else items[np.argsort(place[items], kind="stable")]
-            asked.append(self._example(items, np.random.default_rng(int(draws[user] * 2**53))))
-        label = np.array([label for _, label in asked], np.int32)
-        return {"context": np.array([before for before, _ in asked]).reshape(-1, HISTORY), "label": label}
+    def by_own_rows(self, draws: NDArray[np.float64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
+        """Contexts and labels of all users, each by their own rows and own draw in [0, 1): no user moves another's."""
+        # Items are numbered as they are found in the log: with no times, an order by these numbers is others', too.
+        place = np.concatenate([[0], pc.rank(self.ids, tiebreaker="first")])
+        rows = [self._items_of(user) for user in self.users]
+        rows = rows if self.ordered else [items[np.argsort(place[items], kind="stable")] for items in rows]
+        rngs = [np.random.default_rng(int(draw * 2**53)) for draw in draws[self.users]]
+        contexts, labels = zip(*map(self._example, rows, rngs))
+        return np.array(contexts), np.array(labels)
 
     def _items_of(self, user: int) -> NDArray[np.int32]:
         # A copy, since `permutation` shuffles an array without entries in place, and the log's are read-only.
