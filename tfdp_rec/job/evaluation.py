@@ -20,7 +20,6 @@ from collections.abc import Callable
 from typing import Any
 
 import numpy as np
-import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from tfdp_rec.datasets.logs.interactions import Interactions
@@ -40,34 +39,28 @@ class NewItemExamples:
     def __init__(self, log: Interactions, users: NDArray[np.int64]):
         assert log.items is not None
         self.rows, ids = log.found()
-        self.ids = ids.combine_chunks()
-        self.number_of = np.concatenate([[0], log.items.numbers(self.ids)]).astype(np.int32)
+        self.number_of = np.concatenate([[0], log.items.numbers(ids.combine_chunks())]).astype(np.int32)
         self.users, self.ordered = users, log.ordered
 
     def fixed(self, seed: int = 0) -> dict[str, NDArray[np.int32]]:
         """`context` `[users, 20]` and `label` `[users]`, by number, 0 for none."""
         rng = np.random.default_rng(seed)
-        asked = [self._example(self._items_of(user), rng) for user in self.users]
+        asked = [self._example(user, rng) for user in self.users]
         context = [before for before, label in asked if label >= 0]
         label = [label for _, label in asked if label >= 0]
         return {"context": np.array(context, np.int32).reshape(-1, HISTORY), "label": np.array(label, np.int32)}
 
     def by_own_rows(self, draws: NDArray[np.float64]) -> tuple[NDArray[np.int32], NDArray[np.int64]]:
         """Contexts and labels of all users, each by their own rows and own draw in [0, 1): no user moves another's."""
-        # Items are numbered as they are found in the log: with no times, an order by these numbers is others', too.
-        place = np.concatenate([[0], pc.rank(self.ids, tiebreaker="first")])
-        rows = [self._items_of(user) for user in self.users]
-        rows = rows if self.ordered else [items[np.argsort(place[items], kind="stable")] for items in rows]
+        # Rows of a user stand by time, else as they came: neither is changed by rows of others.
         rngs = [np.random.default_rng(int(draw * 2**53)) for draw in draws[self.users]]
-        contexts, labels = zip(*map(self._example, rows, rngs))
+        contexts, labels = zip(*map(self._example, self.users, rngs))
         return np.array(contexts), np.array(labels)
 
-    def _items_of(self, user: int) -> NDArray[np.int32]:
+    def _example(self, user: int, rng: np.random.Generator) -> tuple[NDArray[np.int32], int]:
+        """Context and label of one user; label −1 for a user without an example."""
         # A copy, since `permutation` shuffles an array without entries in place, and the log's are read-only.
-        return np.array(self.rows.numbers[self.rows.offsets[user] : self.rows.offsets[user + 1]])
-
-    def _example(self, items: NDArray[np.int32], rng: np.random.Generator) -> tuple[NDArray[np.int32], int]:
-        """Context and label of one user's items; label −1 for a user without an example."""
+        items = np.array(self.rows.numbers[self.rows.offsets[user] : self.rows.offsets[user + 1]])
         if not self.ordered:
             items = rng.permutation(items)
         first = np.sort(np.unique(items, return_index=True)[1])
