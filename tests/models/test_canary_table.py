@@ -43,20 +43,53 @@ def test_no_noise_is_caught(name):
     assert min(bounds(mechanism(name, noise_multiplier=0.0), 2)) > 2 * CLAIM
 
 
-class Half(NoiseSource):
-    """Gaussians of half the standard deviation they should have."""
+class Less(NoiseSource):
+    """Gaussians of part of the standard deviation they should have."""
 
-    def __init__(self):
-        self.inner = EntropyNoise()
+    def __init__(self, part):
+        self.inner, self.part = EntropyNoise(), part
 
     def draw(self, requests, step):
-        return [0.5 * found for found in self.inner.draw(requests, step)]
+        return [self.part * found for found in self.inner.draw(requests, step)]
+
+
+def three_bounds(optimizer, runs, plan=PLAN, **options):
+    audits = itertools.islice(audit_runs(optimizer, plan, seed=0, **options), runs)
+    return np.array([(audit.epsilon, audit.curve_epsilon, audit.independent_epsilon) for audit in audits])
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MECHANISMS)
 def test_noise_at_half_scale_is_caught(name):
-    assert np.median(bounds(mechanism(name, noise=Half()), 3)) > CLAIM
+    assert np.all(np.median(three_bounds(mechanism(name, noise=Less(0.5)), 3), axis=0) > CLAIM)
+
+
+@pytest.mark.parametrize("name", MECHANISMS)
+def test_noise_at_four_fifths_is_caught_by_the_closest_bound(name):
+    found = three_bounds(mechanism(name, noise=Less(0.8)), 3)
+    assert np.min(found[:, 2]) > CLAIM and np.median(found[:, 0]) < np.median(found[:, 1]) < CLAIM
+
+
+def test_the_closest_bound_reaches_nine_tenths_of_the_claim():
+    found = three_bounds(mechanism(), 5)
+    assert 0.88 * CLAIM < np.median(found[:, 2]) < 1.02 * CLAIM
+    assert np.median(found[:, 0]) < np.median(found[:, 1]) < 0.85 * CLAIM
+
+
+SAMPLED = AuditPlan(20_000, num_guesses=200, steps=4, sampling_rate=0.25)
+
+
+def test_a_batch_that_is_not_sampled_is_caught():
+    claim = SAMPLED.epsilon_claim(GaussianDpEvent(1.0))
+    optimizer = tfdp_rec.LazyDPSGD(1.0, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=2500)
+    honest = three_bounds(optimizer, 2, plan=SAMPLED)
+    assert np.max(honest) < claim and np.min(honest[:, 2]) > claim / 2
+    assert np.min(three_bounds(optimizer, 2, plan=SAMPLED, batch_of=lambda included: included)[:, 1:]) > claim
+
+
+def test_a_debt_that_is_not_paid_is_caught(monkeypatch):
+    monkeypatch.setattr(tfdp_rec.LazyDPSGD, "settle", lambda self: None)
+    assert np.min(three_bounds(mechanism(), 1)[:, 2]) > CLAIM
 
 
 @pytest.mark.slow
@@ -111,6 +144,7 @@ def test_a_dataset_of_unknown_length_ends_without_a_step():
 
 def test_the_plan_refuses_what_makes_no_audit():
     for change, words in [({"num_canaries": 0}, "num_canaries"), ({"steps": 0}, "steps"), ({"width": 0}, "width"),
+                          ({"sampling_rate": 0.0}, "sampling_rate"), ({"sampling_rate": 1.5}, "sampling_rate"),
                           ({"num_guesses": 200_000}, "num_guesses")]:  # fmt: skip
         with pytest.raises(ValueError, match=words):
             AuditPlan(**change)

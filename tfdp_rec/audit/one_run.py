@@ -10,6 +10,9 @@ The right side is a p-value for the claim "(ε, δ)-DP". The greatest ε whose p
 1 − confidence is refuted, so it bounds the true ε from below. The bound says that privacy is *at most*
 so good; it never proves that it is as good.
 
+`trade_off.py` has two bounds that say more, and assume more: that the claim is a whole trade-off curve, Gaussian if
+nothing else is said; and, for the last, that a canary's score depends on no other canary's coin.
+
 - The coins must be fair, independent, and unknown to the training.
 - m, r and the rule that picks the guesses are fixed before the scores are seen.
 - One canary is one privacy unit.
@@ -20,11 +23,14 @@ Reference:
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special, stats
+
+from tfdp_rec.audit.trade_off import Family, Gaussian, greatest_refuted, is_refuted, is_refuted_if_independent, limits
 
 _UNFAIR = 1e-9  # probability below which a share of included canaries is not a fair coin's
 
@@ -34,12 +40,17 @@ class OneRunAudit:
     """What a one-run audit found.
 
     Attributes:
-        epsilon: Lower bound that, with probability `confidence`, the true ε (at `delta`) is not below.
+        epsilon: Lower bound that, with probability `confidence`, the true ε (at `delta`) is not below. It assumes
+            nothing about the mechanism.
         confidence: Probability that a correct mechanism's ε is not below `epsilon`.
         delta: δ of the claim under test.
         num_canaries: Number m of canaries.
         num_guesses: Number r of guesses.
         num_correct: Number v of correct guesses.
+        strength: Lower bound on μ, if the mechanism is Gaussian; of another family, on its strength.
+        curve_epsilon: ε at `delta` of `strength`.
+        independent_strength: As `strength`, if moreover a canary's score depends on no other canary's coin.
+        independent_epsilon: ε at `delta` of `independent_strength`.
     """
 
     epsilon: float
@@ -48,6 +59,15 @@ class OneRunAudit:
     num_canaries: int
     num_guesses: int
     num_correct: int
+    strength: float
+    curve_epsilon: float
+    independent_strength: float
+    independent_epsilon: float
+
+    @property
+    def greatest_epsilon(self) -> float:
+        """The greatest of the three bounds: with probability 1 − 3 (1 − confidence), if all assumptions hold."""
+        return max(self.epsilon, self.curve_epsilon, self.independent_epsilon)
 
     def refutes(self, claimed_epsilon: float) -> bool:
         """Whether the claim of (`claimed_epsilon`, `delta`)-DP is refuted at `confidence`."""
@@ -55,7 +75,9 @@ class OneRunAudit:
 
     def __str__(self) -> str:
         return (
-            f"With {self.confidence:.1%} confidence ε ≥ {self.epsilon:.3f} at δ = {self.delta:g} "
+            f"With {self.confidence:.1%} confidence ε ≥ {self.epsilon:.3f} at δ = {self.delta:g}; "
+            f"≥ {self.curve_epsilon:.3f} if its curve is the claim's; "
+            f"≥ {self.independent_epsilon:.3f} if canaries are independent, too "
             f"({self.num_correct:,} of {self.num_guesses:,} guesses right, {self.num_canaries:,} canaries)."
         )
 
@@ -87,8 +109,9 @@ def one_run_audit(
     delta: float,
     confidence: float = 0.95,
     share_included: float = 0.5,
+    family: Family = Gaussian(),  # noqa: B008
 ) -> OneRunAudit:
-    """Guess the best-scored canaries included, the worst-scored excluded, and bound ε from below.
+    """Guess the best-scored canaries included, the worst-scored excluded, and bound ε from below in three ways.
 
     Args:
         scores: Scores [m], larger for a canary the model seems to have seen, such as minus its loss, computed without
@@ -99,6 +122,7 @@ def one_run_audit(
         confidence: Probability with which the bound holds.
         share_included: Share of the guesses spent on "included"; 1.0 suits mechanisms that sample, where
             an included canary may never have been read.
+        family: Claims of which the mechanism's is one, for the two bounds that assume this.
 
     Returns:
         The bound, with the counts it came from.
@@ -133,7 +157,55 @@ def one_run_audit(
         delta=delta,
         confidence=confidence,
     )
-    return OneRunAudit(bound, confidence, delta, scores.size, num_guesses, correct)
+    is_one_sided = best in (0, num_guesses)
+    counts = {"num_slots": scores.size / (1 + is_one_sided), "num_guesses": num_guesses, "num_correct": correct}
+    strength = greatest_refuted(
+        lambda at: is_refuted(family.curve(at), **counts, confidence=confidence), family.tolerance
+    )
+    alone = _independent_strength(scores, coins, is_one_sided, confidence, family)
+    return OneRunAudit(
+        bound, confidence, delta, scores.size, num_guesses, correct,
+        strength, family.epsilon(strength, delta), alone, family.epsilon(alone, delta),
+    )  # fmt: skip
+
+
+def _independent_strength(
+    scores: NDArray[np.float64], coins: NDArray[np.bool_], is_one_sided: bool, confidence: float, family: Family
+) -> float:
+    """Thresholds chosen by every fourth canary, guesses about the rest."""
+    choosing = np.arange(scores.size) % 4 == 0
+    if np.all(choosing):
+        return 0.0
+    # A guess about each canary is best for Gaussian noise, and few choose well: another must be better for certain.
+    ordered, greatest, chosen = np.sort(scores[choosing]), -math.inf, (math.inf, -math.inf)
+    for share in (1.0, *2.0 ** -np.arange(0.5, 8.0, 0.5)):
+        guesses = max(1, round(share * ordered.size))
+        sides = (ordered[-((guesses + 1) // 2)], ordered[max(1, guesses // 2) - 1])
+        for thresholds in (sides, (ordered[-guesses], -math.inf)):
+            sure = 0.0 if thresholds is sides and share == 1 and not is_one_sided else 0.999
+            shares = limits(*_counts(scores[choosing], coins[choosing], thresholds), sure)
+            power, level = special.ndtri(np.minimum(np.array(shares) * _sides(thresholds), 1.0))
+            if power - level > greatest:
+                greatest, chosen = power - level, thresholds
+    count, correct, wrong = _counts(scores[~choosing], coins[~choosing], chosen)
+    counts = {"num_slots": count / _sides(chosen), "num_canaries": count, "num_correct": correct, "num_wrong": wrong}
+    return greatest_refuted(
+        lambda at: is_refuted_if_independent(family.curve(at), **counts, confidence=confidence), family.tolerance
+    )
+
+
+def _sides(thresholds: tuple[float, float]) -> int:
+    """Factor of a share of all canaries that makes it one of the slots."""
+    return 2 if thresholds[1] == -math.inf else 1
+
+
+def _counts(
+    scores: NDArray[np.float64], coins: NDArray[np.bool_], thresholds: tuple[float, float]
+) -> tuple[int, int, int]:
+    """Canaries, right guesses, wrong ones: included from the first threshold up, excluded from the second down."""
+    taken = scores >= thresholds[0]
+    left = (scores <= thresholds[1]) & ~taken
+    return scores.size, int(np.sum(taken & coins | left & ~coins)), int(np.sum(taken & ~coins | left & coins))
 
 
 def audit_p_value(*, num_canaries: int, num_guesses: int, num_correct: int, epsilon: float, delta: float) -> float:
@@ -164,18 +236,10 @@ def least_epsilon(
         raise ValueError(f"confidence must lie strictly between 0 and 1, got {confidence}.")
     counts = {"num_canaries": num_canaries, "num_guesses": num_guesses, "num_correct": num_correct}
 
-    def is_refuted(epsilon: float) -> bool:
+    def is_refuted_at(epsilon: float) -> bool:
         return audit_p_value(**counts, epsilon=epsilon, delta=delta) < 1 - confidence
 
-    low, high = 0.0, 1.0
-    if not is_refuted(low):
-        return 0.0
-    while is_refuted(high):
-        low, high = high, 2 * high
-    for _ in range(40):
-        middle = (low + high) / 2
-        low, high = (middle, high) if is_refuted(middle) else (low, middle)
-    return low
+    return greatest_refuted(is_refuted_at, 1e-9)
 
 
 def _check_scores(scores: ArrayLike, included: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
