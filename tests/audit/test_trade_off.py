@@ -6,7 +6,7 @@ import pytest
 from scipy import optimize, special, stats
 
 from tfdp_rec.audit import Gaussian, flip_coins, one_run_audit
-from tfdp_rec.audit.trade_off import greatest_refuted, is_refuted, is_refuted_if_independent
+from tfdp_rec.audit.trade_off import greatest_refuted, is_refuted, strength_if_independent
 from tfdp_rec.core.claim.event_family import EventFamily
 from tfdp_rec.core.claim.events import GaussianDpEvent, PoissonSampledDpEvent
 
@@ -159,9 +159,11 @@ def test_a_sampled_step_is_beyond_its_curve_nowhere():
 
 
 def test_independent_counts_by_hand():
-    """60 of 100 right, 40 wrong, at 95%: 1.96 deviations either way of what Clopper and Pearson give."""
+    """60 of 100 right, 40 wrong, at 95%: 2.5% missed on either side."""
     low, high = stats.beta.ppf(0.025, 60, 41), stats.beta.ppf(0.975, 41, 60)
     mu = special.ndtri(low) - special.ndtri(high)
-    counts = {"num_slots": 100, "num_canaries": 100, "num_correct": 60, "num_wrong": 40, "confidence": 0.95}
-    assert is_refuted_if_independent(Gaussian().curve(mu - 1e-6), **counts)
-    assert not is_refuted_if_independent(Gaussian().curve(mu + 1e-6), **counts)
+    counts = {"num_canaries": 100, "num_correct": 60, "num_wrong": 40, "confidence": 0.95, "tolerance": 1e-7}
+    assert strength_if_independent(Gaussian(), num_slots=100, **counts) == pytest.approx(mu, rel=1e-6)
+    one_sided = special.ndtri(2 * stats.beta.ppf(0.025, 30, 71)) - special.ndtri(2 * stats.beta.ppf(0.975, 11, 90))
+    counts |= {"num_correct": 30, "num_wrong": 10}
+    assert strength_if_independent(Gaussian(), num_slots=50, **counts) == pytest.approx(one_sided, rel=1e-6)

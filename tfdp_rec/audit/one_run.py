@@ -25,12 +25,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy import special, stats
 
-from tfdp_rec.audit.trade_off import Family, Gaussian, greatest_refuted, is_refuted, is_refuted_if_independent, limits
+from tfdp_rec.audit.trade_off import Family, Gaussian, greatest_refuted, is_refuted, strength_if_independent
 
 _UNFAIR = 1e-9  # probability below which a share of included canaries is not a fair coin's
 
@@ -158,9 +159,10 @@ def one_run_audit(
         confidence=confidence,
     )
     is_one_sided = best in (0, num_guesses)
-    counts = {"num_slots": scores.size / (1 + is_one_sided), "num_guesses": num_guesses, "num_correct": correct}
+    slots = scores.size / (2 if is_one_sided else 1)
+    counts = {"num_guesses": num_guesses, "num_correct": correct}
     strength = greatest_refuted(
-        lambda at: is_refuted(family.curve(at), **counts, confidence=confidence), family.tolerance
+        lambda at: is_refuted(family.curve(at), num_slots=slots, **counts, confidence=confidence), family.tolerance
     )
     alone = _independent_strength(scores, coins, is_one_sided, confidence, family)
     return OneRunAudit(
@@ -176,36 +178,33 @@ def _independent_strength(
     choosing = np.arange(scores.size) % 4 == 0
     if np.all(choosing):
         return 0.0
+
+    def strength(among: NDArray[np.bool_], thresholds: tuple[float, float], sure: float, tolerance: float) -> float:
+        counts = _counts(scores[among], coins[among], thresholds)
+        return strength_if_independent(family, **counts, confidence=sure, tolerance=tolerance)
+
     # A guess about each canary is best for Gaussian noise, and few choose well: another must be better for certain.
-    ordered, greatest, chosen = np.sort(scores[choosing]), -math.inf, (math.inf, -math.inf)
+    ordered, greatest, chosen = np.sort(scores[choosing]), -1.0, (math.inf, -math.inf)
     for share in (1.0, *2.0 ** -np.arange(0.5, 8.0, 0.5)):
         guesses = max(1, round(share * ordered.size))
         sides = (ordered[-((guesses + 1) // 2)], ordered[max(1, guesses // 2) - 1])
         for thresholds in (sides, (ordered[-guesses], -math.inf)):
             sure = 0.0 if thresholds is sides and share == 1 and not is_one_sided else 0.999
-            shares = limits(*_counts(scores[choosing], coins[choosing], thresholds), sure)
-            power, level = special.ndtri(np.minimum(np.array(shares) * _sides(thresholds), 1.0))
-            if power - level > greatest:
-                greatest, chosen = power - level, thresholds
-    count, correct, wrong = _counts(scores[~choosing], coins[~choosing], chosen)
-    counts = {"num_slots": count / _sides(chosen), "num_canaries": count, "num_correct": correct, "num_wrong": wrong}
-    return greatest_refuted(
-        lambda at: is_refuted_if_independent(family.curve(at), **counts, confidence=confidence), family.tolerance
-    )
+            if (found := strength(choosing, thresholds, sure, 0.02)) > greatest:
+                greatest, chosen = found, thresholds
+    return strength(~choosing, chosen, confidence, family.tolerance)
 
 
-def _sides(thresholds: tuple[float, float]) -> int:
-    """Factor of a share of all canaries that makes it one of the slots."""
-    return 2 if thresholds[1] == -math.inf else 1
-
-
-def _counts(
-    scores: NDArray[np.float64], coins: NDArray[np.bool_], thresholds: tuple[float, float]
-) -> tuple[int, int, int]:
-    """Canaries, right guesses, wrong ones: included from the first threshold up, excluded from the second down."""
+def _counts(scores: NDArray[np.float64], coins: NDArray[np.bool_], thresholds: tuple[float, float]) -> dict[str, Any]:
+    """What guesses give: included from the first threshold up, excluded from the second down."""
     taken = scores >= thresholds[0]
     left = (scores <= thresholds[1]) & ~taken
-    return scores.size, int(np.sum(taken & coins | left & ~coins)), int(np.sum(taken & ~coins | left & coins))
+    return {
+        "num_slots": scores.size / (2 if thresholds[1] == -math.inf else 1),
+        "num_canaries": scores.size,
+        "num_correct": int(np.sum(taken & coins | left & ~coins)),
+        "num_wrong": int(np.sum(taken & ~coins | left & coins)),
+    }
 
 
 def audit_p_value(*, num_canaries: int, num_guesses: int, num_correct: int, epsilon: float, delta: float) -> float:

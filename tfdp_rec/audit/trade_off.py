@@ -94,22 +94,6 @@ def is_refuted(curve: Curve, *, num_slots: float, num_guesses: int, num_correct:
     return False
 
 
-def is_refuted_if_independent(
-    curve: Curve, *, num_slots: float, num_canaries: int, num_correct: int, num_wrong: int, confidence: float
-) -> bool:
-    """Whether the shares of right and of wrong guesses refute the curve, for guesses that are independent."""
-    right, wrong = limits(num_canaries, num_correct, num_wrong, confidence)
-    return curve(right * num_canaries / num_slots) > wrong * num_canaries / num_slots
-
-
-def limits(num_canaries: int, num_correct: int, num_wrong: int, confidence: float) -> tuple[float, float]:
-    """Least share of right guesses and greatest of wrong ones; both hold at `confidence` (Clopper and Pearson)."""
-    missed = (1 - confidence) / 2
-    right = stats.beta.ppf(missed, num_correct, num_canaries - num_correct + 1) if num_correct else 0.0
-    wrong = stats.beta.isf(missed, num_wrong + 1, num_canaries - num_wrong) if num_wrong < num_canaries else 1.0
-    return float(right), float(wrong)
-
-
 def greatest_refuted(is_refuted: Callable[[float], bool], tolerance: float) -> float:
     """The number up to which claims are refuted, from below; 0 when none is."""
     low, high = 0.0, 1.0
@@ -121,3 +105,16 @@ def greatest_refuted(is_refuted: Callable[[float], bool], tolerance: float) -> f
         middle = (low + high) / 2
         low, high = (middle, high) if is_refuted(middle) else (low, middle)
     return low
+
+
+def strength_if_independent(
+    family: Family, *, num_slots: float, num_canaries: int, num_correct: int, num_wrong: int, confidence: float,
+    tolerance: float,
+) -> float:  # fmt: skip
+    """The strength up to which claims are refuted by the numbers of right and of wrong guesses, if independent."""
+    # Clopper and Pearson's limits, which both hold at the confidence.
+    missed = (1 - confidence) / 2
+    right = stats.beta.ppf(missed, num_correct, num_canaries - num_correct + 1) if num_correct else 0.0
+    wrong = stats.beta.isf(missed, num_wrong + 1, num_canaries - num_wrong) if num_wrong < num_canaries else 1.0
+    power, level = min(1.0, right * num_canaries / num_slots), wrong * num_canaries / num_slots
+    return greatest_refuted(lambda strength: family.curve(strength)(power) > level, tolerance)

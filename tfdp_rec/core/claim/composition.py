@@ -127,13 +127,13 @@ def _pld_epsilon(event: DpEvent, delta: float, grid: float) -> float:
 
 
 def deltas_of(event: DpEvent, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-    """δ at several ε of one event that pld accounts for: upper bounds, on a grid that is wider for a large ε."""
+    """δ at several ε of one event that pld accounts for: upper bounds, on a wide grid."""
     event = events.as_priced(event)
     check_supported(event, "pld")
     (lost, share), rough = _rounding(event), _rdp_epsilon(event, 1e-6, whole_orders())
     if rough > _PLD_UP_TO:
         return np.ones(len(epsilons))
-    run = _compose(event, _PLD_GRID * max(1.0, rough / _PLD_FINE_UP_TO))
+    run = _compose(event, _PLD_GRID * _COARSE * max(1.0, rough / _PLD_FINE_UP_TO))
     found = np.asarray(run.get_delta_for_epsilon(epsilons)) if run else np.zeros(len(epsilons))
     return np.minimum(1.0, found * (1.0 + share) + lost)
 
