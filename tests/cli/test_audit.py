@@ -17,7 +17,14 @@ def test_a_correct_mechanism_is_not_refuted(tmp_path, capsys):
     assert "LazyDPSGD, noise multiplier 4, 2 steps: claims ε = 1.54" in printed
     assert "not refuted" in printed
     found = json.loads(path.read_text())
-    assert found["refuted"] == 0 and len(found["bounds"]) == 1 and found["claim"] == pytest.approx(1.5436, abs=1e-3)
+    assert found["refuted"] == 0 and len(found["curve_bounds"]) == len(found["independent_bounds"]) == 1
+    assert len(found["bounds"]) == 1 and found["claim"] == pytest.approx(1.5436, abs=1e-3)
+
+
+@pytest.mark.slow
+def test_sampled_batches_have_a_claim_of_their_own(capsys):
+    assert main([*SMALL, "--noise-multiplier", "1", "--steps", "4", "--sampling-rate", "0.25"]) == 0
+    assert "4 steps: claims ε = 4.98" in capsys.readouterr().out
 
 
 def test_a_false_claim_is_refuted(capsys):
@@ -32,6 +39,7 @@ def test_a_false_claim_is_refuted(capsys):
     (["--canaries", "0"], "--canaries"),
     (["--json", "/nowhere/found.json"], "/nowhere/found.json"),
     (["--delta", "2"], "delta"),
+    (["--sampling-rate", "0"], "sampling_rate"),
 ])  # fmt: skip
 def test_wrong_arguments_are_answered_in_one_line(wrong, words, capsys):
     assert main([*SMALL, *wrong]) == 2

@@ -9,9 +9,14 @@ from dp_accounting import GaussianDpEvent
 from scipy import stats
 
 import tfdp_rec
+from tfdp_rec.audit import flip_coins, one_run_audit
+from tfdp_rec.core.claim.composition import epsilon_of
 from tfdp_rec.core.sensitivity import engine
+from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.models.canary_table import AuditPlan, CanaryTable, audit_runs
 from tfdp_rec.noise import EntropyNoise, NoiseSource
+from tfdp_rec.privacy import optimised_correlation
+from tfdp_rec.sums.counts import private_counts
 
 SIGMA = 4.0
 PLAN = AuditPlan()
@@ -79,6 +84,7 @@ def test_the_closest_bound_reaches_nine_tenths_of_the_claim():
 SAMPLED = AuditPlan(20_000, num_guesses=200, steps=4, sampling_rate=0.25)
 
 
+@pytest.mark.slow
 def test_a_batch_that_is_not_sampled_is_caught():
     claim = SAMPLED.epsilon_claim(GaussianDpEvent(1.0))
     optimizer = tfdp_rec.LazyDPSGD(1.0, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=2500)
@@ -140,6 +146,43 @@ def test_a_dataset_of_unknown_length_ends_without_a_step():
     assert int(optimizer.iterations.numpy()) == 4
     (table,) = model.get_weights()
     assert stats.kstest(table[50:].ravel(), stats.norm(scale=4.0 / 50 * 4**0.5).cdf).pvalue > 1e-6
+
+
+@pytest.mark.slow
+def test_a_private_sum_stands():
+    claim, found = epsilon_of(GaussianDpEvent(1.0), 1e-6), []
+    for seed in range(5):
+        coins = flip_coins(20_000, seed)
+        users = [[int(canary)] for canary in np.flatnonzero(coins)]
+        scores = private_counts(users, Catalogue(list(range(20_000))), noise_multiplier=1.0).values
+        audit = one_run_audit(scores, coins, num_guesses=200, delta=1e-6)
+        found.append((audit.epsilon, audit.curve_epsilon, audit.independent_epsilon))
+    any_mechanism, curve, independent = np.median(found, axis=0)
+    assert claim / 3 < any_mechanism < curve < independent < 1.05 * claim and independent > 0.85 * claim
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["LazyDPFTRL", "DPFTRL"])
+def test_correlated_noise_stands(name):
+    """A canary is in one step of four; the last weights alone, in which noise is not yet taken back, are read."""
+    plan, correlation = AuditPlan(steps=4, confidence=0.95), optimised_correlation(steps=4, separation=4)
+    claim, step = epsilon_of(correlation.dp_event(2.0), 1e-6), itertools.count()
+    optimizer = getattr(tfdp_rec, name)(
+        1.0, correlation=correlation, l2_norm_clip=1.0, noise_multiplier=2.0, expected_batch_size=12_500
+    )
+    found = three_bounds(optimizer, 1, plan=plan, batch_of=lambda included: included[included % 4 == next(step)])
+    assert np.max(found) < 0.75 * claim and found[0, 2] > claim / 2
+
+
+@pytest.mark.slow
+def test_chosen_rows_stand():
+    plan = AuditPlan(20_000, num_guesses=400, confidence=0.95)
+    optimizer = tfdp_rec.AdaFEST(
+        1.0, l2_norm_clip=1.0, noise_multiplier=SIGMA, expected_batch_size=10_000, contribution_clip=1.0,
+        contribution_noise_multiplier=10 * SIGMA, threshold=1e-3,
+    )  # fmt: skip
+    found = three_bounds(optimizer, 3, plan=plan)
+    assert np.max(found) < plan.epsilon_claim(optimizer.dp_event()) and np.median(found[:, 1]) > 0.4
 
 
 def test_the_plan_refuses_what_makes_no_audit():
