@@ -159,11 +159,28 @@ def test_a_sampled_step_is_beyond_its_curve_nowhere():
 
 
 def test_independent_counts_by_hand():
-    """60 of 100 right, 40 wrong, at 95%: 2.5% missed on either side."""
-    low, high = stats.beta.ppf(0.025, 60, 41), stats.beta.ppf(0.975, 41, 60)
-    mu = special.ndtri(low) - special.ndtri(high)
-    counts = {"num_canaries": 100, "num_correct": 60, "num_wrong": 40, "confidence": 0.95, "tolerance": 1e-7}
+    """70 of 100 right, 30 wrong, at 95%: 2.5% missed on either side."""
+    mu = special.ndtri(stats.beta.ppf(0.025, 70, 31)) - special.ndtri(stats.beta.ppf(0.975, 31, 70))
+    counts = {"num_canaries": 100, "num_correct": 70, "num_wrong": 30, "confidence": 0.95, "tolerance": 1e-7}
     assert strength_if_independent(Gaussian(), num_slots=100, **counts) == pytest.approx(mu, rel=1e-6)
-    one_sided = special.ndtri(2 * stats.beta.ppf(0.025, 30, 71)) - special.ndtri(2 * stats.beta.ppf(0.975, 11, 90))
-    counts |= {"num_correct": 30, "num_wrong": 10}
+    one_sided = special.ndtri(2 * stats.beta.ppf(0.025, 30, 71)) - special.ndtri(2 * stats.beta.ppf(0.975, 6, 95))
+    counts |= {"num_correct": 30, "num_wrong": 5}
     assert strength_if_independent(Gaussian(), num_slots=50, **counts) == pytest.approx(one_sided, rel=1e-6)
+
+
+@pytest.mark.parametrize("share, slots", [(0.5, 4000), (1.0, 2000), (0.0, 2000)])
+def test_one_sided_guesses_have_half_the_slots(share, slots):
+    (audit,) = audits(1, seed=7, share_included=share)
+    counts = {"num_guesses": 200, "num_correct": audit.num_correct, "confidence": 0.95}
+    assert audit.strength == pytest.approx(least_mu(num_slots=slots, **counts), rel=1e-5)
+
+
+def test_the_better_side_is_found():
+    """Only high scores tell, and all others are equal: one side's guesses, of the three quarters that do not choose."""
+    coins = flip_coins(4000, seed=8)
+    scores = 1.0 * (coins & (np.random.default_rng(9).random(4000) < 0.5))
+    tested = np.arange(4000) % 4 != 0
+    right = int(np.sum(tested & (scores > 0)))
+    power, level = 2 * stats.beta.ppf(0.025, right, 3000 - right + 1), 2 * stats.beta.ppf(0.975, 1, 3000)
+    audit = one_run_audit(scores, coins, num_guesses=200, delta=DELTA)
+    assert audit.independent_strength == pytest.approx(special.ndtri(power) - special.ndtri(level), rel=1e-5)

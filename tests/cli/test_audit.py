@@ -30,6 +30,8 @@ def test_sampled_batches_have_a_claim_of_their_own(capsys):
 def test_a_false_claim_is_refuted(capsys):
     assert main([*SMALL, "--noise-multiplier", "0.5", "--claim", "0.5"]) == 1
     assert "refuted in 1 of 1 runs" in capsys.readouterr().out
+    # 200 guesses, all right, let (ε, δ) alone refute no more than 3.8
+    assert main([*SMALL, "--noise-multiplier", "0.5", "--claim", "6"]) == 1
 
 
 @pytest.mark.parametrize("wrong, words", [
@@ -39,7 +41,7 @@ def test_a_false_claim_is_refuted(capsys):
     (["--canaries", "0"], "--canaries"),
     (["--json", "/nowhere/found.json"], "/nowhere/found.json"),
     (["--delta", "2"], "delta"),
-    (["--sampling-rate", "0"], "sampling_rate"),
+    (["--sampling-rate", "0"], "--sampling-rate"),
 ])  # fmt: skip
 def test_wrong_arguments_are_answered_in_one_line(wrong, words, capsys):
     assert main([*SMALL, *wrong]) == 2
