@@ -1,8 +1,8 @@
 """What tuning within ε brings beside the first values: python -m experiments.tuning u.data
 
 A click model on MovieLens-100K's ratings (four stars or five), rows as units, 200 steps of 8,000 of 80,000. Untuned:
-all of ε for one training at the first rate. Tuned: `tfdp_rec.tune`, ten runs on average, of rates from 0.3 to 10 times the
-first one and of three clips; a run's score is one minus the squared error of 10,000 held-out rows. 10,000 others judge.
+all of ε for one training at the first rate. Tuned: `tfdp_rec.tune`, ten runs on average, of rates from 0.3 to 10 times
+the first one and of three clips; a run's score is one minus the squared error of 10,000 held-out rows. Others judge.
 """
 
 from __future__ import annotations

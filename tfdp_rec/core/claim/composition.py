@@ -78,7 +78,7 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
     return _pld_epsilon(event, certain, _PLD_GRID * coarser * max(1.0, rough / _PLD_FINE_UP_TO))
 
 
-def deltas_of(event: DpEvent, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
+def deltas_of(event: DpEvent, epsilons: NDArray[np.float64], coarser: float = 1.0) -> NDArray[np.float64]:
     """The privacy profile of one (composed) event, by PLD: δ at each ε ≥ 0, rounded up; 1 where nothing is promised."""
     events.to_json(event)
     event, failing = events.split_failures(event)
@@ -89,7 +89,8 @@ def deltas_of(event: DpEvent, epsilons: NDArray[np.float64]) -> NDArray[np.float
     rough = _rdp_epsilon(event, _TYPICAL_DELTA, whole_orders()) if _is_supported(event, "rdp") else 0.0
     if rough > _PLD_UP_TO:
         return np.ones(len(epsilons))
-    (lost, share), losses = _rounding(event), _compose(event, _PLD_GRID * max(1.0, rough / _PLD_FINE_UP_TO))
+    (lost, share), grid = _rounding(event), _PLD_GRID * coarser * max(1.0, rough / _PLD_FINE_UP_TO)
+    losses = _compose(event, grid)
     exact = losses.get_delta_for_epsilon(epsilons) if losses else np.zeros(len(epsilons))
     return np.minimum(exact * (1.0 + share) + lost + failing, 1.0)
 
@@ -124,18 +125,6 @@ def divergences(event: DpEvent, orders: tuple[float, ...]) -> NDArray[np.float64
 def _pld_epsilon(event: DpEvent, delta: float, grid: float) -> float:
     composed = _compose(event, grid)
     return float(composed.get_epsilon_for_delta(delta)) if composed else 0.0
-
-
-def deltas_of(event: DpEvent, epsilons: NDArray[np.float64]) -> NDArray[np.float64]:
-    """δ at several ε of one event that pld accounts for: upper bounds, on a wide grid."""
-    event = events.as_priced(event)
-    check_supported(event, "pld")
-    (lost, share), rough = _rounding(event), _rdp_epsilon(event, 1e-6, whole_orders())
-    if rough > _PLD_UP_TO:
-        return np.ones(len(epsilons))
-    run = _compose(event, _PLD_GRID * _COARSE * max(1.0, rough / _PLD_FINE_UP_TO))
-    found = np.asarray(run.get_delta_for_epsilon(epsilons)) if run else np.zeros(len(epsilons))
-    return np.minimum(1.0, found * (1.0 + share) + lost)
 
 
 def _compose(event: DpEvent, grid: float) -> Distribution | None:

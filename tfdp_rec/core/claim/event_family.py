@@ -19,6 +19,7 @@ from tfdp_rec.core.claim.composition import deltas_of, epsilon_of
 from tfdp_rec.core.claim.events import DpEvent
 
 _EPSILONS = np.linspace(0.0, 20.0, 801)
+_COARSER = 16.0  # a wider grid of losses: many strengths are priced
 
 
 class EventFamily:
@@ -32,7 +33,7 @@ class EventFamily:
 
     def __init__(self, event_at: Callable[[float], DpEvent]):
         self.event_at = event_at
-        self._deltas = functools.cache(lambda strength: deltas_of(event_at(strength), _EPSILONS))
+        self._deltas = functools.cache(lambda strength: deltas_of(event_at(strength), _EPSILONS, _COARSER))
 
     def curve(self, strength: float) -> Callable[[float], float]:
         """The least x at which `power` is reached, in [0, 1]."""
