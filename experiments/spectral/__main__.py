@@ -8,6 +8,7 @@ from tfdp_rec.cli.commands import Command
 
 COMMANDS = (
     Command("quality", "experiments.spectral.quality", "recall, nDCG and hits on data sets, at several budgets"),
+    Command("heads", "experiments.spectral.heads", "recall by the size of the head"),
     Command("size", "experiments.spectral.size", "time and memory of a release, from disk"),
 )
 

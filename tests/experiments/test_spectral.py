@@ -89,3 +89,12 @@ def test_alternating_minimisation_finds_groups_without_noise():
     scores = users @ items.T
     assert (scores[:, :10].mean(axis=1) > scores[:, 10:].mean(axis=1))[groups == 1].mean() > 0.97
     assert (scores[:, :10].mean(axis=1) < scores[:, 10:].mean(axis=1))[groups == 0].mean() > 0.97
+
+
+def test_heads_are_compared_on_the_same_counts(events, tmp_path, capsys):
+    out = ["--out", str(tmp_path / "run"), "--sizes", "wide", "1", "2"]
+    assert main(["heads", "--data", str(events["pairs"]), "--epsilon", "20", "--seeds", "2", *out]) == 0
+    row = (tmp_path / "run" / "report.md").read_text().splitlines()[-1].split(" | ")
+    sizes = [int(cell.split(":")[0].strip("| ")) for cell in row[2:]]
+    assert 16 <= sizes[1] <= sizes[0] <= sizes[2] <= 60 and sizes[2] in (2 * sizes[1], 60)
+    assert row[3].count("(+0.0% ± 0.0%)") == 2  # beside itself

@@ -12,7 +12,8 @@ from dp_accounting import GaussianDpEvent
 
 from tfdp_rec.core.mechanism.noise.words import os_entropy, seeded
 from tfdp_rec.privacy import Accountant, PoissonSampling, epsilon_of, noise_of_one_release
-from tfdp_rec.spectral import Histories, SpectralRecommender
+from tfdp_rec.spectral import Histories, SpectralRecommender, order
+from tfdp_rec.spectral.order import OrderVote
 from tfdp_rec.spectral.rules import Split, head_of
 
 ITEMS = np.random.default_rng(9).permutation(np.arange(1, 121)) * 7
@@ -207,6 +208,27 @@ def test_more_noise_makes_a_smaller_head():
     assert sizes == sorted(sizes, reverse=True) and sizes[-1] == 16 and sizes[0] < 2000  # not all
 
 
+@pytest.mark.parametrize("ordered", [False, None])
+def test_a_wide_head_is_told_by_what_is_released_and_costs_nothing(ordered, monkeypatch):
+    """600 users with 40 of 1,500 items each, any of them: the head holds little of what a user has."""
+    rng, items = np.random.default_rng(0), np.arange(1, 1501)
+    histories = [rng.choice(items, 40, replace=False, p=items[::-1] / items.sum()) for _ in range(600)]
+    monkeypatch.setattr(order, "vote", lambda *asked: OrderVote(-100.0, 5.0))
+    made, usual = (
+        SpectralRecommender(items, epsilon=8.0, delta=1e-4, head=head, ordered=ordered, words=seeded(1)).fit(
+            histories, verbose=0
+        )
+        for head in ("wide", None)
+    )
+    asked = made.released.counts, 600, made.released.pairs_noise[0]
+    assert made.released.head.tolist() == head_of(*asked, "wide").tolist()
+    assert usual.released.head.tolist() == head_of(*asked).tolist()
+    assert len(made.released.head) > 1.3 * len(usual.released.head)
+    assert (made.released.counts == usual.released.counts).all() and not made.ordered
+    assert made.noise_multiplier == usual.noise_multiplier and made.split == usual.split
+    assert made.released.pairs_noise[0] == usual.released.pairs_noise[0]
+
+
 def test_a_history_of_the_whole_catalogue_leaves_zeros(fitted):
     ids, _ = fitted.recommend([ITEMS[3:]], k=5)
     assert set(ids[0, :3]) == set(ITEMS[:3]) and ids[0, 3:].tolist() == [0, 0]
@@ -346,6 +368,9 @@ def test_a_file_that_does_not_tell_what_its_sums_cost_is_refused(fitted, tmp_pat
         ({"epsilon": 1.0, "delta": 0.0}, ValueError, "delta"),
         ({"noise_multiplier": 1.0, "delta": 1.0}, ValueError, "delta"),
         ({"epsilon": 1.0, "head": 121}, ValueError, "head must be between"),
+        ({"epsilon": 1.0, "head": "Wide"}, ValueError, "head must be between"),
+        ({"epsilon": 1.0, "head": 20.0}, ValueError, "head must be between"),
+        ({"epsilon": 1.0, "head": "wide", "ordered": True}, ValueError, "near pairs were asked for"),
         ({"epsilon": 1.0, "recency": -0.1}, ValueError, "recency must be"),
     ],
 )

@@ -26,17 +26,47 @@ def test_the_head_ends_where_counts_drown_in_a_rows_noise():
     assert counts[len(head)] < least * np.sqrt(len(head) + 1)
 
 
-def test_a_head_ends_earlier_where_its_items_make_long_histories():
-    """The rule in words, item by item."""
-    counts, users, sigma = np.linspace(4000, 10, 1000), 20_000, 1.0
+def head_in_words(counts, users, sigma, wide=False):
+    """The rule of any pairs, item by item; or without what widens it."""
     r = rules.mean_root(counts, users)
     length, last = 0.0, 0
     for place, count in enumerate(counts, start=1):
         length += count * r / users
-        if count >= 0.25 * r**0.5 * sigma * place**0.5 * max(1.0, length / 30):
+        ratio = 0.25 * r**0.5
+        if wide:
+            ratio = min(ratio, 0.7 * (1 + length) / (r * length**0.5))
+        if count >= ratio * sigma * place**0.5 * max(1.0, length / 30):
             last = place
+    return last
+
+
+def test_a_head_ends_earlier_where_its_items_make_long_histories():
+    counts, users, sigma = np.linspace(4000, 10, 1000), 20_000, 1.0
+    r = rules.mean_root(counts, users)
+    last = head_in_words(counts, users, sigma)
     assert rules.head_of(counts, users, sigma).tolist() == list(range(last))
-    assert length > 60 and last < np.flatnonzero(counts >= 0.25 * r**0.5 * sigma * np.arange(1, 1001) ** 0.5)[-1]
+    assert rules.history_lengths(counts, np.arange(1000), users)[-1] > 60
+    assert last < np.flatnonzero(counts >= 0.25 * r**0.5 * sigma * np.arange(1, 1001) ** 0.5)[-1]
+
+
+@pytest.mark.parametrize("users, widened", [(1000, True), (40_000, False)])
+def test_a_wide_head_ends_later_where_it_holds_little_of_long_histories(users, widened):
+    """The same counts are of few users with long histories, or of many with short ones."""
+    counts = 300 * np.arange(3, 5003.0) ** -0.3
+    counts *= 28 * min(users, 5000) / 5 / counts.sum()
+    usual, wide = (head_in_words(counts, users, 0.7, wide) for wide in (False, True))
+    assert rules.head_of(counts, users, 0.7, "wide").tolist() == list(range(wide))
+    assert rules.head_of(counts, users, 0.7).tolist() == list(range(usual))
+    assert (wide > 1.3 * usual) == widened and (wide >= usual)
+    assert len(rules.head_of(counts, users, 0.7, "wide", ordered=True)) == len(
+        rules.head_of(counts, users, 0.7, ordered=True)
+    )
+
+
+def test_counts_that_are_all_noise_below_zero_have_the_least_head():
+    for counts in (np.zeros(100), np.full(100, -5.0), np.r_[1e-300, np.full(99, -1.0)]):
+        with np.errstate(all="raise"):
+            assert len(rules.head_of(counts, 10, 5.0, "wide")) == rules.LEAST_HEAD
 
 
 def test_a_head_that_was_asked_for_is_given():

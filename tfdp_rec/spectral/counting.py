@@ -26,7 +26,7 @@ class Counting:
     catalogue: Catalogue
     noise_multiplier: float  # of the one Gaussian that all of it costs
     delta: float
-    size: int | None  # of the head; None for the rule's
+    size: rules.Size
     ordered: bool | None  # None where the users vote
     users_private: bool
     before: Release

@@ -51,7 +51,9 @@ class SpectralRecommender:
         epsilon: ε of the whole; or give `noise_multiplier`.
         delta: δ of the whole.
         noise_multiplier: σ of the one Gaussian that the whole costs; or give `epsilon`.
-        head: Number of items with a row in the matrix; by default the rule of `tfdp_rec.spectral.rules`.
+        head: Number of items with a row in the matrix; by default the rule of `tfdp_rec.spectral.rules`. "wide" for
+            its wide one, of any pairs: larger where the noisy counts show that histories are long and the usual head
+            holds little of them. It costs nothing, and gains on some data and loses on others (docs/spectral.md).
         features: Public features of each item of `item_ids`, such as `["Comedy", "1995"]`, of any hashable kind; an
             empty list for an item without. They are part of scores, and cost no ε (`tfdp_rec.spectral.features`).
         ordered: Whether histories are in order of time, the oldest item first, and the next item is to be predicted:
@@ -84,7 +86,7 @@ class SpectralRecommender:
         epsilon: float | None = None,
         delta: float = 1e-6,
         noise_multiplier: float | None = None,
-        head: int | None = None,
+        head: rules.Size = None,
         features: Sequence[Iterable[Any]] | None = None,
         ordered: bool | None = False,
         recency: float | None = None,
@@ -95,8 +97,11 @@ class SpectralRecommender:
         if (epsilon is None) == (noise_multiplier is None):
             raise TypeError("Give SpectralRecommender either epsilon= or noise_multiplier=: each decides the other.")
         self.catalogue = Catalogue(item_ids)
-        if head is not None and not 2 <= head <= len(self.catalogue):
-            raise ValueError(f"head must be between 2 and the {len(self.catalogue)} items, got {head!r}.")
+        if head == "wide" and ordered:
+            raise ValueError('head="wide" is of any pairs, and near pairs were asked for: give head=None.')
+        is_number = isinstance(head, (int, np.integer)) and 2 <= head <= len(self.catalogue)
+        if head not in (None, "wide") and not is_number:
+            raise ValueError(f'head must be between 2 and the {len(self.catalogue)} items, or "wide", got {head!r}.')
         if not 0 < delta < 1:
             raise ValueError(f"delta must be between 0 and 1, got {delta!r}.")
         if recency is not None and not 0 <= recency < math.inf:
@@ -105,7 +110,8 @@ class SpectralRecommender:
         self._vectors = None if features is None else item_vectors(features, len(self.catalogue))
         given = noise_multiplier if epsilon is None else noise_of_one_release(epsilon, delta)
         self.noise_multiplier = check_noise(given or 0.0)
-        self._size, self._words, self._begun, self._loaded = head, words, False, False
+        self._size: rules.Size = int(head) if isinstance(head, np.integer) else head
+        self._words, self._begun, self._loaded = words, False, False
         self._before = before or Release()
         if ordered is None and self._before.fits:
             ordered = self._before.ordered

@@ -13,6 +13,13 @@ r the mean of √d over users, which is the sum of the counts over n, and d_m th
 user has, r Σ c / n over the head (long histories: more pairs share a user's weight). So m falls as the noise grows, and
 does not depend on the catalogue's tail. Near pairs of ordered histories are fewer, and have the head without max.
 
+**A wide head**, for any pairs, has min(¼ √r, L) in place of ¼ √r: larger where histories are long and the head holds
+little of them, never smaller. About c√d users have an item. Each gives √(2 d_m / (1 + d_m)) to its row in all, which is
+spread over 1 + d_m other items, so that of the row's length c√d √(2 d_m) / (1 + d_m) is left. For that to be above a
+multiple of the row's noise, c has to be at least
+
+    L σ_g √m,   L = 0.7 (1 + d_m) / (r √d_m).
+
 **Prior.** The share of users that have an item: μ_j = c_j r / n, c_j its noisy count, no less than half of the noise.
 What histories add to a score holds popularity too: one of mean μ adds μB₀ to the items of the head, B₀ the weights B
 without their diagonal. So a score is βμ for a history without items of the head, and else, h the history,
@@ -25,7 +32,7 @@ without their diagonal. So a score is βμ for a history without items of the he
 from __future__ import annotations
 
 import dataclasses
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,11 +42,12 @@ from tfdp_rec.spectral.release import Release
 
 USERS = 0.01
 LEAST_COUNTS, MOST_COUNTS, COUNTS = 1 / 9, 9 / 10, 3
-ROW_NOISE = 0.25
+ROW_NOISE, WIDE_NOISE = 0.25, 0.7
 LEAST_HEAD, MOST_HEAD = 16, 6000
 LONG_HISTORY = 30.0
 PRIOR = 0.5  # β
 Noise: TypeAlias = float | NDArray[np.float64]
+Size: TypeAlias = int | Literal["wide"] | None  # of the head; None for the usual rule's
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,18 +75,21 @@ def history_lengths(counts: NDArray[np.float64], head: NDArray[np.int64], num_us
 
 
 def head_of(
-    counts: NDArray[np.float64], num_users: float, sigma: float, size: int | None = None, ordered: bool = False
+    counts: NDArray[np.float64], num_users: float, sigma: float, size: Size = None, ordered: bool = False
 ) -> NDArray[np.int64]:
     """Places of the items that get a row, the best noisy count first; `sigma` is σ_g."""
-    # Without `size` at most 6,000, for which dense algebra takes a minute or two.
-    best = np.argsort(-counts, kind="stable")[: size or MOST_HEAD]
-    if size is not None:
+    # By a rule at most 6,000, for which dense algebra takes a minute or two.
+    best = np.argsort(-counts, kind="stable")[: size if isinstance(size, int) else MOST_HEAD]
+    if isinstance(size, int):
         return best
-    rows = np.arange(1, len(best) + 1)
-    least = ROW_NOISE * np.sqrt(mean_root(counts, num_users)) * sigma * np.sqrt(rows)
+    r = mean_root(counts, num_users)
+    ratio = np.full(len(best), ROW_NOISE * np.sqrt(r))
     if not ordered:
-        least *= np.maximum(history_lengths(counts, best, num_users) / LONG_HISTORY, 1)
-    worth = np.flatnonzero(counts[best] >= least)
+        lengths = np.maximum(history_lengths(counts, best, num_users), 1e-9)
+        if size == "wide":
+            ratio = np.minimum(ratio, WIDE_NOISE * (1 + lengths) / (r * np.sqrt(lengths)))
+        ratio *= np.maximum(lengths / LONG_HISTORY, 1)
+    worth = np.flatnonzero(counts[best] >= ratio * sigma * np.sqrt(np.arange(1, len(best) + 1)))
     return best[: max(int(worth[-1]) + 1 if len(worth) else 0, LEAST_HEAD)]
 
 
