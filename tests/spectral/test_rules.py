@@ -33,7 +33,7 @@ def head_in_words(counts, users, sigma, wide=False):
     for place, count in enumerate(counts, start=1):
         length += count * r / users
         ratio = 0.25 * r**0.5
-        if wide:
+        if wide and length < 30:
             ratio = min(ratio, 0.7 * (1 + length) / (r * length**0.5))
         if count >= ratio * sigma * place**0.5 * max(1.0, length / 30):
             last = place
@@ -61,6 +61,15 @@ def test_a_wide_head_ends_later_where_it_holds_little_of_long_histories(users, w
     assert len(rules.head_of(counts, users, 0.7, "wide", ordered=True)) == len(
         rules.head_of(counts, users, 0.7, ordered=True)
     )
+
+
+def test_a_wide_head_is_the_usual_one_where_it_already_makes_long_histories():
+    counts, users, sigma = np.linspace(4000, 10, 1000), 20_000, 1.0
+    head = rules.head_of(counts, users, sigma)
+    assert rules.history_lengths(counts, head, users)[-1] > 30
+    assert head.tolist() == rules.head_of(counts, users, sigma, "wide").tolist()
+    r, length = rules.mean_root(counts, users), rules.history_lengths(counts, head, users)[-1]
+    assert 0.7 * (1 + length) / (r * length**0.5) < 0.25 * r**0.5  # by L alone it would be wider
 
 
 def test_counts_that_are_all_noise_below_zero_have_the_least_head():

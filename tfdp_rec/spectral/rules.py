@@ -13,8 +13,8 @@ r the mean of √d over users, which is the sum of the counts over n, and d_m th
 user has, r Σ c / n over the head (long histories: more pairs share a user's weight). So m falls as the noise grows, and
 does not depend on the catalogue's tail. Near pairs of ordered histories are fewer, and have the head without max.
 
-**A wide head**, for any pairs, has min(¼ √r, L) in place of ¼ √r: larger where histories are long and the head holds
-little of them, never smaller. About c√d users have an item. Each gives √(2 d_m / (1 + d_m)) to its row in all, which is
+**A wide head**, for any pairs, has min(¼ √r, L) in place of ¼ √r where d_m < 30: larger where histories are long and
+the head holds little of them, never smaller. About c√d users have an item. Each gives √(2 d_m / (1 + d_m)) to its row in all, which is
 spread over 1 + d_m other items, so that of the row's length c√d √(2 d_m) / (1 + d_m) is left. For that to be above a
 multiple of the row's noise, c has to be at least
 
@@ -87,7 +87,8 @@ def head_of(
     if not ordered:
         lengths = np.maximum(history_lengths(counts, best, num_users), 1e-9)
         if size == "wide":
-            ratio = np.minimum(ratio, WIDE_NOISE * (1 + lengths) / (r * np.sqrt(lengths)))
+            wide = np.minimum(ratio, WIDE_NOISE * (1 + lengths) / (r * np.sqrt(lengths)))
+            ratio = np.where(lengths < LONG_HISTORY, wide, ratio)
         ratio *= np.maximum(lengths / LONG_HISTORY, 1)
     worth = np.flatnonzero(counts[best] >= ratio * sigma * np.sqrt(np.arange(1, len(best) + 1)))
     return best[: max(int(worth[-1]) + 1 if len(worth) else 0, LEAST_HEAD)]
