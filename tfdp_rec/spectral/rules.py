@@ -14,9 +14,9 @@ user has, r Σ c / n over the head (long histories: more pairs share a user's we
 does not depend on the catalogue's tail. Near pairs of ordered histories are fewer, and have the head without max.
 
 **A wide head**, for any pairs, has min(¼ √r, L) in place of ¼ √r where d_m < 30: larger where histories are long and
-the head holds little of them, never smaller. About c√d users have an item. Each gives √(2 d_m / (1 + d_m)) to its row in all, which is
-spread over 1 + d_m other items, so that of the row's length c√d √(2 d_m) / (1 + d_m) is left. For that to be above a
-multiple of the row's noise, c has to be at least
+the head holds little of them, never smaller. About c√d users have an item. Each gives √(2 d_m / (1 + d_m)) to its row
+in all, which is spread over 1 + d_m other items, so that of the row's length c√d √(2 d_m) / (1 + d_m) is left. For that
+to be above a multiple of the row's noise, c has to be at least
 
     L σ_g √m,   L = 0.7 (1 + d_m) / (r √d_m).
 
