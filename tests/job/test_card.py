@@ -321,12 +321,12 @@ def test_a_card_without_figures_says_why_and_holds_no_exact_figure(fresh, capsys
     assert str(fresh) not in holds and "parquet" not in holds
 
 
-def test_a_second_call_shows_the_kept_figures_and_pays_nothing(paid, capsys):
-    before = {path.name: path.read_bytes() for path in (paid / "card").iterdir()}
-    assert carded(paid, "--metrics-epsilon", 2) == 0
+def test_a_second_call_shows_the_kept_figures_and_pays_nothing(usual, capsys):
+    before = {path.name: path.read_bytes() for path in usual.iterdir()}
+    assert carded(usual.parent, "--metrics-epsilon", 2) == 0
     assert "nothing is paid" in capsys.readouterr().out
-    assert {path.name: path.read_bytes() for path in (paid / "card").iterdir()} == before
-    assert carded(paid) == 0 and (paid / "card" / "privacy.json").read_bytes() == before["privacy.json"]
+    assert {path.name: path.read_bytes() for path in usual.iterdir()} == before
+    assert carded(usual.parent) == 0 and (usual / "privacy.json").read_bytes() == before["privacy.json"]
 
 
 def payments(run):
