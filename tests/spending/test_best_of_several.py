@@ -13,7 +13,7 @@ from dp_accounting import (
 )
 from dp_accounting.dp_event import RepeatAndSelectDpEvent
 from dp_accounting.rdp import RdpAccountant
-from scipy import optimize, special
+from scipy import optimize, special, stats
 
 from tfdp_rec.core.claim import events
 from tfdp_rec.core.claim.composition import divergences, epsilon_of, orders
@@ -193,3 +193,35 @@ def test_what_rounding_takes_of_a_run_is_put_back():
     lost, mean = 1e-9, 7.0
     found = losses_of_best(lambda epsilon: np.maximum(-np.expm1(epsilon), 0.0), lost, mean, 0.0, GRID)
     assert found.get_delta_for_epsilon(3.0) >= mean * lost
+
+
+def refuted_epsilon(accused_in, accused_out, delta):
+    """A lower bound on ε at 99.9% from repeated runs: how often an attack accuses with a unit's data, and without."""
+    (right, runs), (wrong, others) = accused_in, accused_out
+    power = stats.beta.ppf(5e-4, right, runs - right + 1)
+    level = stats.beta.isf(5e-4, wrong + 1, others - wrong)
+    return math.log((power - delta) / level)
+
+
+def test_a_selection_that_is_not_paid_for_is_caught_and_one_that_is_is_not():
+    """Runs tell one unit through N(1, σ²) or N(0, σ²), and the score is that number."""
+    noise, delta, size = 2.0, 1e-3, 100_000
+    rng = np.random.default_rng(0)
+    claim_of_a_run = epsilon_of(GaussianDpEvent(noise), delta)
+
+    def accused(number_of):
+        drawn = number_of(size)
+        best = [rng.normal(at, noise, [size]) for at in (1.0, 0.0)]
+        for turn in range(1, int(drawn.max())):
+            for side, at in enumerate((1.0, 0.0)):
+                new = rng.normal(at, noise, [size])
+                best[side] = np.where(turn < drawn, np.maximum(best[side], new), best[side])
+        level = np.quantile(best[1], 0.02)  # of the lowest results: the unit's data make a low maximum rarer
+        counts = [(int(np.sum(each <= level)), size) for each in best]
+        return refuted_epsilon(counts[1], counts[0], delta)
+
+    dishonest = accused(lambda size: np.full(size, 50))
+    assert dishonest > 2 * claim_of_a_run
+    gamma = chance_to_end(10.0, 1.0)
+    honest = accused(lambda size: rng.geometric(gamma, size))
+    assert 0.5 < honest < epsilon_of(best_of(GaussianDpEvent(noise), 10.0, 1.0), delta)
