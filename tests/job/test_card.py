@@ -265,6 +265,7 @@ def test_each_line_of_the_words_counts_but_for_the_head_and_the_picture_is_held(
     assert not is_whole(copy, capsys)
 
 
+@pytest.mark.slow
 def test_the_checker_of_the_page_notices_numbers_and_lines(copy, tmp_path, monkeypatch):
     written("ledger", "checker", 36, tmp_path)
     checker = written("card", "card_checker", 60, tmp_path)

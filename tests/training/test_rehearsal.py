@@ -294,7 +294,7 @@ def test_a_layer_that_would_be_trained_itself_is_refused():
     model.compile("adam", "binary_crossentropy")
     before = model.get_weights()
     with pytest.raises(ValueError, match="keeps its weights when it is made from its configuration"):
-        rehearsal._new(model)
+        rehearsal.remake(model)
     assert all(map(np.array_equal, before, model.get_weights()))
 
 
