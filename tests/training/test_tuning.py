@@ -70,7 +70,7 @@ def test_the_best_model_tells_the_price_of_all(tmp_path):
     assert found.settings == {"learning_rate": 1.0} and 0 < abs(found.score - 1.0) < 0.4
     assert len(noises) == 3 and len(set(noises)) == 1
     steps = SAMPLING.compose_history([(GaussianDpEvent(noises[0]), STEPS)])
-    whole = RepeatAndSelectDpEvent(ComposedDpEvent([steps, GaussianDpEvent(4.0)]), 4.0, 0.0)
+    whole = RepeatAndSelectDpEvent(ComposedDpEvent([steps, GaussianDpEvent(4.0)]), 4.0, 1.0)
     [entry] = found.model.privacy_history.snapshot()
     assert entry.event == whole and entry.label == "the best of several trainings"
     assert 7.99 < epsilon_of(whole, 1e-3, "rdp") == found.epsilon <= 8.0

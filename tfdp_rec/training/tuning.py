@@ -68,7 +68,7 @@ class Tuned:
 def tune(
     train: Callable[..., Any], space: Mapping[str, Sequence[Any]] | Sequence[Mapping[str, Any]], *,
     score: Callable[[Any], Any], held_out: int, sampling: Sampling, delta: float, steps: int, epsilon: float,
-    runs: float = 10.0, distribution: str = "logarithmic", score_noise: float | None = None,
+    runs: float = 10.0, distribution: str = "geometric", score_noise: float | None = None,
     l2_norm_clip: float | Auto = 1.0, accountant: str = "pld",
     make_event: Callable[[float], DpEvent] = GaussianDpEvent, ledger: Path | Ledger | None = None,
     folder: Path | None = None, verbose: Any = "auto",
@@ -90,8 +90,7 @@ def tune(
         steps: Number of steps of each training.
         epsilon: ε of the release.
         runs: Number of trainings on average, from 1.01 to 1,000.
-        distribution: How their number is drawn: "logarithmic", which is the cheaper one and often draws few, or
-            "geometric".
+        distribution: How their number is drawn: "geometric", or "logarithmic", which costs less and is often small.
         score_noise: Noise multiplier of the sum of a model's values; by default a quarter of √held_out, at least 5,
             half of what chance does at most to a score.
         l2_norm_clip: Clip C of optimizers that are given none.
