@@ -354,7 +354,10 @@ def test_make_private_takes_a_plan():
         return private
 
     assert tune(run).settings == {"learning_rate": 1.0}
-    plan = tfdp_rec.PrivatePlan(sampling=SAMPLING, delta=1e-3, steps=3, epsilon=3.0)
+    plan = tfdp_rec.PrivatePlan(sampling=SAMPLING, delta=1e-3, steps=3, epsilon=3.0, l2_norm_clip=0.5)
+    for given, used in (({}, 0.5), ({"l2_norm_clip": 0.25}, 0.25), ({"l2_norm_clip": 1.0}, 1.0)):
+        private = tfdp_rec.make_private(build(), (IDS, IDS[:, None] / 6.0), plan=plan, **given)
+        assert private.model.optimizer.l2_norm_clip == used
     with pytest.raises(TypeError, match="plan= decides"):
         tfdp_rec.make_private(build(), (IDS, IDS[:, None] / 6.0), plan=plan, epsilon=3.0)
     with pytest.raises(ValueError, match="The data are of 59 units"):

@@ -305,7 +305,7 @@ _SETTINGS = ("epsilon", "batch_size", "epochs", "delta", "l2_norm_clip", "accoun
 def make_private(
     model: keras.Model, data: Any, *others: Never, epsilon: float | None = None, batch_size: int | None = None,
     epochs: int | None = None, learning_rate: Any = None, delta: float | None = None, unit: Any = None,
-    mechanism: Any = "LazyDPSGD", l2_norm_clip: float | Auto = 1.0, accountant: str = "pld",
+    mechanism: Any = "LazyDPSGD", l2_norm_clip: float | Auto | None = None, accountant: str = "pld",
     reliability: float | None = None, plan: PrivatePlan | None = None, **settings: Unpack[Settings],
 ) -> PrivateFit:
     """Makes a model's training private.
@@ -332,7 +332,7 @@ def make_private(
             is a unit.
         mechanism: Mechanism that replaces the model's optimizer, "LazyDPSGD" or "DPSGD", or its class. For others,
             compile a `PrivateModel` with `tfdp_rec.<mechanism>(..., plan=tfdp_rec.PrivatePlan(...))`.
-        l2_norm_clip: Clip C; or "auto", C = 1 and every gradient scaled to nearly that length, as for
+        l2_norm_clip: Clip C, by default 1; or "auto", C = 1 and every gradient scaled to nearly that length, as for
             `tfdp_rec.LazyDPSGD`.
         accountant: "pld", which is tight, or "rdp", which is quick.
         reliability: Noise multiplier, such as 30, of a release after training that corrects a click model's
@@ -402,7 +402,7 @@ def make_private(
     kind = _mechanism(mechanism)
     _warn_of_earlier_steps(model)
     private, compiled = private_form(model, data), compile_options(model)
-    further: dict[str, Any] = {**settings}
+    further: dict[str, Any] = settings | ({} if l2_norm_clip is None else {"l2_norm_clip": l2_norm_clip})
     compiled |= {name: further.pop(name) for name in OPTIONS if name in further}
     _refuse_unfit(private, compiled, data)
     compared = "loss" in compiled and not find_own_losses(private)
@@ -411,8 +411,9 @@ def make_private(
     if plan is None:
         assert delta is not None
         plan = PrivatePlan(
-            sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs, l2_norm_clip=l2_norm_clip,
-            accountant=accountant, spent=[release.use] if release else [],
+            sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs,
+            l2_norm_clip=1.0 if l2_norm_clip is None else l2_norm_clip, accountant=accountant,
+            spent=[release.use] if release else [],
         )
     if learning_rate is None and further.get("table_rule") is not None:
         raise ValueError("table_rule= needs learning_rate=: there is a default for plain SGD alone.")
