@@ -293,20 +293,21 @@ class _Release:
 class Settings(Options, total=False):
     """Further settings of `make_private`: of `LazyDPSGD`, and of `PrivateModel.compile`."""
 
+    l2_norm_clip: float | Auto
     aggregate_noise: bool
     microbatch_size: int | None
     diagnostics: bool
     adapted_to_public_data: bool
 
 
-_SETTINGS = ("epsilon", "batch_size", "epochs", "delta", "l2_norm_clip", "accountant", *Settings.__annotations__)
+_SETTINGS = ("epsilon", "batch_size", "epochs", "delta", "accountant", *Settings.__annotations__)
 
 
 def make_private(
     model: keras.Model, data: Any, *others: Never, epsilon: float | None = None, batch_size: int | None = None,
     epochs: int | None = None, learning_rate: Any = None, delta: float | None = None, unit: Any = None,
-    mechanism: Any = "LazyDPSGD", l2_norm_clip: float | Auto | None = None, accountant: str = "pld",
-    reliability: float | None = None, plan: PrivatePlan | None = None, **settings: Unpack[Settings],
+    mechanism: Any = "LazyDPSGD", accountant: str = "pld", reliability: float | None = None,
+    plan: PrivatePlan | None = None, **settings: Unpack[Settings],
 ) -> PrivateFit:
     """Makes a model's training private.
 
@@ -402,7 +403,7 @@ def make_private(
     kind = _mechanism(mechanism)
     _warn_of_earlier_steps(model)
     private, compiled = private_form(model, data), compile_options(model)
-    further: dict[str, Any] = settings | ({} if l2_norm_clip is None else {"l2_norm_clip": l2_norm_clip})
+    further: dict[str, Any] = {**settings}
     compiled |= {name: further.pop(name) for name in OPTIONS if name in further}
     _refuse_unfit(private, compiled, data)
     compared = "loss" in compiled and not find_own_losses(private)
@@ -412,7 +413,7 @@ def make_private(
         assert delta is not None
         plan = PrivatePlan(
             sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs,
-            l2_norm_clip=1.0 if l2_norm_clip is None else l2_norm_clip, accountant=accountant,
+            l2_norm_clip=settings.get("l2_norm_clip", 1.0), accountant=accountant,
             spent=[release.use] if release else [],
         )
     if learning_rate is None and further.get("table_rule") is not None:
