@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from tfdp_rec.sparse.eana_bound import eana_rdp_published as eana_rdp_published
     from tfdp_rec.sums.counts import private_counts as private_counts
     from tfdp_rec.sums.moments import private_moments as private_moments
+    from tfdp_rec.sums.private_comparison import Comparison as Comparison
+    from tfdp_rec.sums.private_comparison import private_comparison as private_comparison
     from tfdp_rec.sums.private_labels import private_labels as private_labels
     from tfdp_rec.sums.private_metrics import Figure as Figure
     from tfdp_rec.sums.private_metrics import RecommendedLists as RecommendedLists

@@ -168,13 +168,7 @@ def private_metrics(
     noise = check_noise(noise_multiplier)
     blocks = _blocks(units, means or {}, losses or {}, rows, lists)
     event = event_with(words, GaussianDpEvent(noise))
-    if accountant is not None:
-        if accountant.sampling.unit != unit:
-            raise ValueError(
-                f"The accountant counts for one {accountant.sampling.unit}, and these metrics are of one {unit}, which "
-                "has another cost: give the units of training, and unit= what they are."
-            )
-        accountant.spend(event, LABEL)
+    charge(accountant, event, LABEL, unit)
     share = int(grid_weights(np.array([len(blocks)]))[0])
     whole = [block.sums(share) for block in blocks]
     noisy = np.split(release_sums(np.concatenate(whole), noise, words), np.cumsum([len(each) for each in whole])[:-1])
@@ -182,6 +176,28 @@ def private_metrics(
     for block, found in zip(blocks, noisy):
         figures |= block.figures(found * (ONE / share), noise * ONE / share)
     return PrivateMetrics(figures, event)
+
+
+def charge(accountant: Any, event: DpEvent, label: str, unit: str) -> None:
+    """Charges an accountant, if there is one, of the same units."""
+    if accountant is None:
+        return
+    if accountant.sampling.unit != unit:
+        raise ValueError(
+            f"The accountant counts for one {accountant.sampling.unit}, and these metrics are of one {unit}, which "
+            "has another cost: give the units of training, and unit= what they are."
+        )
+    accountant.spend(event, label)
+
+
+def count_units(units: Any) -> int:
+    """The number of held-out units, each of them there once."""
+    count = len(units)
+    if not count:
+        raise ValueError("units must be the id of at least one held-out unit: without any there is nothing to measure.")
+    if len(np.unique(unit_numbers(units, count))) < count:
+        raise ValueError("A unit is there twice: give each unit once, with the mean of its values.")
+    return count
 
 
 class _Block(Protocol):
@@ -197,11 +213,7 @@ def _blocks(
     lists: RecommendedLists | None,
 ) -> list[_Block]:  # fmt: skip
     """The blocks that were asked for; all that is given is checked here."""
-    count = len(units)
-    if not count:
-        raise ValueError("units must be the id of at least one held-out unit: without any there is nothing to measure.")
-    if len(np.unique(unit_numbers(units, count))) < count:
-        raise ValueError("A unit is there twice: give each unit once, with the mean of its values.")
+    count = count_units(units)
     names = [*means, *losses, *(["AUC"] if rows else []), *(["coverage", "Gini"] if lists else [])]
     if not names or len(set(names)) < len(names):
         raise ValueError(f"Give at least one metric, and each name once, got {names}: there is one figure a name.")
