@@ -8,7 +8,9 @@ a Gaussian of σ_s on the same users. Together they are one Gaussian and one fai
 So σ is what ε and δ allow, σ_v is what the items' own ε allows, and σ_s is what is left: a quarter of ε by itself takes
 about a twentieth of σ⁻². dp_accounting has the last word, and its grid makes σ a hair larger. Two-towers get the noise
 that makes finding items, counting popularity and all steps together cost ε (`recommenders/training.py`). A training
-upon sums has sums of its own, which with the items cost ε_items + 0.8 (ε − ε_items), and steps for the rest.
+upon sums has sums of its own, which with the items cost ε_items + 0.8 (ε − ε_items), and steps for the rest. Where the
+sums leave unless training betters them (`--mechanism auto`), they have 0.95 of σ_s⁻², the choice 0.01, and the steps
+what that leaves: what a training that does not gain can cost is known beforehand.
 
 **Days.** A user may be in the log of every day, so that days add up: T of them are T Gaussians on that user, and T
 failures. Each has the same share, σ_day⁻² = σ⁻²/T and δ_ρ/T, whatever the day brings; all T together cost ε.
@@ -48,13 +50,15 @@ from tfdp_rec.sums import set_union
 LABEL = "budget of all days"
 # Files of what is released before any training.
 ITEMS, PRIOR, SUMS, PRETRAINING_SUMS = "items.parquet", "prior.npy", "recommender.npz", "begins_with.npz"
+COMPARED_SUMS = "compared_with.npz"
 LABELS = {
     ITEMS: set_union.LABEL, PRIOR: "popularity counts", SUMS: "private sums",
-    PRETRAINING_SUMS: "private sums to train upon",
+    PRETRAINING_SUMS: "private sums to train upon", COMPARED_SUMS: "private sums to better by training",
 }  # fmt: skip
 _OF_ITEMS = 0.25  # of ε, by itself
 _FAILING = 0.1  # of δ
 _BEFORE_TRAINING = 0.8  # of ε without that of items, for sums to train upon; a half is worse on real sessions
+_TO_BETTER, _TO_COMPARE = 0.05, 0.01  # of the sums' σ⁻²: for steps and the choice, and for the choice of these
 _GRID = 1e-4  # of ε: what a further distribution may be rounded up by
 
 
@@ -123,10 +127,17 @@ class Budget:
         part = of_items + _BEFORE_TRAINING * (self.epsilon - of_items)
         return dataclasses.replace(self, epsilon=part, items_epsilon=None if self.public else of_items).sums
 
+    @property
+    def comparison(self) -> DpEvent:
+        """Event of the choice between sums and the training upon them, on users of its own."""
+        return GaussianDpEvent(self.sums / _TO_COMPARE**0.5)
+
     def noise(self, file: str) -> float:
         """Noise multiplier of the release in a file, sums or popularity, of one day."""
         if file == PRIOR:
             return prior_noise(self.epsilon, self.delta) * self.counted_days**0.5
+        if file == COMPARED_SUMS:
+            return self.sums / (1 - _TO_BETTER) ** 0.5
         return self.pretraining_sums if file == PRETRAINING_SUMS else self.sums
 
     def releases(self, *files: str) -> dict[str, DpEvent]:
@@ -208,7 +219,7 @@ class Budget:
 
 def release_file(name: str) -> str | None:
     """The file of what is released for a recommender alone, before any training; None if there is no such release."""
-    of_sums = {names.spectral.name: SUMS, names.from_sums.name: PRETRAINING_SUMS}
+    of_sums = {names.spectral.name: SUMS, names.from_sums.name: PRETRAINING_SUMS, names.auto.name: COMPARED_SUMS}
     return PRIOR if names.is_two_tower(name) else of_sums.get(name)
 
 

@@ -77,7 +77,7 @@ class Evaluation:
     """Tests on the same examples for every recommender; `at_once` users' scores are in memory at a time."""
 
     def __init__(self, examples: NewItemExamples | NextItemExamples, seed: int, at_once: int = _AT_ONCE):
-        fixed, self._at_once = examples.fixed(seed), at_once
+        fixed, self.at_once = examples.fixed(seed), at_once
         self.context, self.label = fixed["context"], fixed["label"]
 
     def __len__(self) -> int:
@@ -94,7 +94,7 @@ class Evaluation:
 
     def ranks(self, scores: Scores) -> NDArray[np.int64]:
         """The rank, from 0, of each user's label."""
-        parts = [slice(start, start + self._at_once) for start in range(0, len(self), self._at_once)]
+        parts = [slice(start, start + self.at_once) for start in range(0, len(self), self.at_once)]
         return np.concatenate(
             [_ranks(np.array(scores(self.context[part])), self.context[part], self.label[part]) for part in parts]
         )

@@ -36,9 +36,19 @@ from tfdp_rec.core.ground.files import replace_atomically, rows_at_a_time
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.job import report
-from tfdp_rec.job.budget import ITEMS, LABELS, PRETRAINING_SUMS, PRIOR, SUMS, Budget, count_days, release_file
+from tfdp_rec.job.budget import (
+    COMPARED_SUMS,
+    ITEMS,
+    LABELS,
+    PRETRAINING_SUMS,
+    PRIOR,
+    SUMS,
+    Budget,
+    count_days,
+    release_file,
+)
 from tfdp_rec.job.evaluation import HISTORY, Evaluation, NewItemExamples, same_for_all
-from tfdp_rec.job.recommenders import names, private_sums
+from tfdp_rec.job.recommenders import comparison, names, private_sums
 from tfdp_rec.job.recommenders.names import is_trained, is_two_tower
 from tfdp_rec.job.run_folder import CONFIG, MODEL, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
 from tfdp_rec.job.run_state import LOG, Job, MadeRecommender, Material, Progress, ReleasePayment, RunState, WarmStart
@@ -48,6 +58,7 @@ from tfdp_rec.job.sources import LogSource, features_of, titles_of
 from tfdp_rec.job.users import UserSubset, refuse_other_kind, split_on_spark, split_users, subset_of
 from tfdp_rec.serving.own_ids import export, line_breaks
 from tfdp_rec.settings import flag
+from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
 from tfdp_rec.sums.set_union import least_users, private_items
 from tfdp_rec.sums.spark import SparkLog, rows_of
@@ -72,6 +83,7 @@ def run(
     log = _read_log(source, state, show)
     try:
         job = _prepare(source, state, show, log)
+        settings = job.settings
         seated = _take_seats(job)
         items = find_items(job, seated)
         material = _gather(job, items, seated)
@@ -89,10 +101,9 @@ def run(
             if done["statement"] and name != settings.released_name:
                 statements[name] = Statement(done["statement"])
         _write_report(job, items, released, titles, results, statements)
-        is_sums = settings.released_name == names.spectral.name
         # Last: where it is, it is whole.
         WarmStart(items, job.chain.mark, None, titles).save(
-            state.folder.path, released.model if is_sums else material.releases.get(PRETRAINING_SUMS)
+            state.folder.path, material.releases.get(release_file(settings.released_name))
         )
         _say_end(job, material, titles, results)
         return state.folder
@@ -104,7 +115,8 @@ def run(
 
 def _release_files(settings: JobSettings) -> list[str]:
     """The files of what is released before the recommenders are made."""
-    return [file for file in (SUMS, PRETRAINING_SUMS, PRIOR) if file in map(release_file, settings.mechanism)]
+    files = set(map(release_file, settings.mechanism))
+    return [file for file in (SUMS, PRETRAINING_SUMS, COMPARED_SUMS, PRIOR) if file in files]
 
 
 def _read_log(source: LogSource, state: RunState, show: Progress) -> Any:
@@ -124,6 +136,10 @@ def _read_log(source: LogSource, state: RunState, show: Progress) -> Any:
 def _prepare(source: LogSource, state: RunState, show: Progress, log: Any) -> Job:
     """What the job is about, its ledgers open and the noise of its trainings decided."""
     settings, public = state.settings, source.public_items()
+    if names.auto.name in settings.mechanism:
+        settings = comparison.resolve(settings, len(log), _delta_of(settings, len(log)), log.ordered)
+        if names.auto.name not in settings.mechanism:
+            show.note(comparison.WHY_SUMS)
     if isinstance(log, SparkLog):
         users = split_on_spark(log, settings, _TEST_USERS, state.directory / LOG)
     else:
@@ -136,7 +152,7 @@ def _prepare(source: LogSource, state: RunState, show: Progress, log: Any) -> Jo
     _refuse_unfit(settings, log, public)
     private = [name for name in settings.mechanism if names.look_up(name).claims_epsilon]
     state.open(log, list(dict.fromkeys([*private, settings.released_name])), settings.released_name)
-    budget = _decide_budget(state, len(log), len(users.train), public is not None)
+    budget = _decide_budget(state, settings, len(log), len(users.train), public is not None)
     kind = (log.found()[1] if public is None else public.ids).type
     job = Job(settings, source, state, show, log, users, public, source.titles(kind), source.features(kind), budget)
     for name, ledger in state.ledgers.items():
@@ -163,12 +179,15 @@ def _prepare(source: LogSource, state: RunState, show: Progress, log: Any) -> Jo
     return job
 
 
-def _decide_budget(state: RunState, users: int, trained: int, public: bool) -> Budget:
+def _delta_of(settings: JobSettings, users: int) -> float:
+    return min(1e-6, 1.0 / users) if settings.delta is None else settings.delta
+
+
+def _decide_budget(state: RunState, settings: JobSettings, users: int, trained: int, public: bool) -> Budget:
     """What the first day decided; on the first day this decides it."""
-    settings = state.settings
-    delta = min(1e-6, 1.0 / users) if settings.delta is None else settings.delta
     budget = Budget(
-        settings.epsilon, delta, settings.days, public, settings.items_epsilon, settings.days_per_user
+        settings.epsilon, _delta_of(settings, users), settings.days, public, settings.items_epsilon,
+        settings.days_per_user
     )  # fmt: skip
     if state.earlier:
         budget = Budget.read(state.ledgers[settings.released_name])
@@ -230,7 +249,7 @@ def _refuse_full_disk(job: Job) -> None:
     in_checkpoint = _item_bytes(job) + 12 * here.num_rows + 8 * len(here)
     released = 4 * min(most, MOST_HEAD) ** 2 + 40 * most + 6 * ids + 4 * job.titles.nbytes + 2**22
     # Sums to train upon are in the checkpoints of the training, its model and its servable, too.
-    copies = (names.spectral.name in made) + 3 * (names.from_sums.name in made)
+    copies = (names.spectral.name in made) + 3 * sum(name in made for name in names.UPON_SUMS)
     sums = copies * private_sums.file_bytes(most, job.features.num_rows)
     trainings = sum(map(is_trained, made))
     tables = 8 * (most + 1) * (job.settings.width + 2)
@@ -357,7 +376,7 @@ def _test_popularity(job: Job, material: Material) -> list[dict[str, Any]]:
     releases, users = material.releases, subset_of(material.log, job.users.train)
     exact = users.exact_counts(material.log.catalogue)
     shown: list[tuple[str, Any, float | None]] = [(names.popularity.name, exact, None)]
-    sums = releases.get(SUMS) or releases.get(PRETRAINING_SUMS)
+    sums = releases.get(SUMS) or releases.get(PRETRAINING_SUMS) or releases.get(COMPARED_SUMS)
     if PRIOR in releases:
         shown.append((names.dp_popularity.name, releases[PRIOR], _counts_epsilon(job, job.budget.noise(PRIOR))))
     elif sums is not None:
@@ -386,6 +405,8 @@ def _make(
         return private_sums.make_without_noise(job, material)
     if name == names.spectral.name:
         return private_sums.make(job, material.releases[SUMS])
+    if name == names.auto.name and not material.releases[COMPARED_SUMS].ordered:  # the users' vote: nothing to train
+        return private_sums.make(job, material.releases[COMPARED_SUMS], name)
     from tfdp_rec.job.recommenders import training
 
     planned = training.Training(name, job, material)
@@ -407,7 +428,7 @@ def _release(job: Job, items: Items, made: MadeRecommender) -> Mapping[Any, str]
     """Writes the one recommender that leaves the run, with its statement beside it; returns the titles of its items."""
     folder, titles = job.state.folder, titles_of(items, job.titles)
     folder.write(STATEMENT, made.statement or report.NO_GUARANTEE)
-    if is_trained(job.settings.released_name):
+    if is_trained(job.settings.released_name) and not isinstance(made.model, SpectralRecommender):
         made.model.save(str(folder.release / MODEL))
     with replace_atomically(folder.release / SERVABLE) as temporary:
         export(temporary, made.model, items, titles, min(job.settings.top_k, len(items)))
@@ -424,13 +445,15 @@ def _write_report(
     """The report, with results and settings beside it."""
     job.show.begin("writing the report")
     settings, folder, released = job.settings, job.state.folder, job.settings.released_name
+    why = comparison.WHY_SUMS if names.auto.name in job.state.settings.mechanism and released != names.auto.name else ""
     days = max(1, count_days(job.chain, release_file(released)))
     config = {
         **dataclasses.asdict(settings), "when": datetime.datetime.now().isoformat(timespec="minutes"),
         "num_users": len(job.log), "train_users": len(job.users.train), "num_items": len(items),
         "day": made.model.released.fits if released == names.spectral.name else days,
-        "released": released, "public": job.public is not None, "ordered": job.log.ordered, "delta": job.budget.delta,
-        "noise_multipliers": job.state.noises, "shared_negatives": settings.negatives_of(released, len(items)),
+        "released": released, "why": why, "public": job.public is not None, "ordered": job.log.ordered,
+        "delta": job.budget.delta, "noise_multipliers": job.state.noises,
+        "shared_negatives": settings.negatives_of(released, len(items)),
     }  # fmt: skip
     folder.write("results.json", json.dumps(results, indent=1))
     scores = np.asarray(made.scores(np.zeros([1, HISTORY], np.int32)))[0]

@@ -21,7 +21,7 @@ from tfdp_rec.job import page
 from tfdp_rec.job.evaluation import HISTORY, KS
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.recommenders.names import is_trained, look_up
-from tfdp_rec.job.run_folder import CARD, RELEASE, RunFolder
+from tfdp_rec.job.run_folder import CARD, MODEL, RELEASE, RunFolder
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.job.sources import LogSource
 from tfdp_rec.metrics import Mean
@@ -69,6 +69,8 @@ _KINDS = {
     names.exact.name: "counts of items and of pairs of them, without noise",
     names.from_sums.name: "counts of items and of pairs, summed over users with noise, and tables that are trained "
     "upon them",
+    names.auto.name: "counts of items and of pairs, summed over users with noise; and tables that are trained upon "
+    "them, unless the statement says that these sums leave alone",
 }
 _CURVES = {
     "recall@10": "recall@10 on held-out users", "loss": "training loss", "epsilon": "ε spent (user-level)"
@@ -251,7 +253,7 @@ def _card(report: RunReport, folder: str, private: bool) -> list[str]:
     """What may be handed on: no results of tests, and names of files and folders only if `private`."""
     released = report.recommender
     kind = _KINDS.get(released.name, "a two-tower, trained by this mechanism")
-    files = [row for row in _RELEASED_FILES if row[0] != "`model.keras`" or is_trained(released.name)]
+    files = [row for row in _RELEASED_FILES if row[0] != "`model.keras`" or (report.folder.release / MODEL).exists()]
     return [
         page.bullets([
             f"**Recommender**: **{released.label}**: {kind}",
@@ -277,7 +279,8 @@ def _sizes(report: RunReport) -> str:
         f"{config['num_users']:,} users, of whom {config['train_users']:,} {trained} and the others held out. "
         f"{config['num_items']:,} items, {items}. Rows {'in order of time' if config['ordered'] else 'without order'}."
     )
-    if is_trained(name):
+    said += f" {config['why']}" * bool(config["why"])
+    if is_trained(name) and report.records[name]["steps"]:
         made, clip = report.records[name]["steps"], JobSettings.from_config(config).clip_of(name)
         said += f" Trained: {made} steps of {config['batch_size']} users on average, clip {clip:g}."
     return said

@@ -8,7 +8,7 @@ from typing import Any
 
 from tfdp_rec.core.ground.files import Path
 from tfdp_rec.job.recommenders import names
-from tfdp_rec.job.recommenders.names import NAMES, USUAL, from_sums
+from tfdp_rec.job.recommenders.names import NAMES, UPON_SUMS, USUAL, auto, from_sums
 from tfdp_rec.settings import BETWEEN_0_AND_1, NOT_NEGATIVE, POSITIVE, Check, flag, option, refuse_wrong
 
 POISSON, ALLOCATION, SHUFFLED = "poisson", "allocation", "shuffled"
@@ -36,7 +36,7 @@ class JobSettings:
         f"{', '.join(USUAL)}", choices=NAMES, metavar="NAME",
     )  # fmt: skip
     export: str | None = option(
-        None, "the recommender to release; default: the first made of spectral, upon-sums, lazydpftrl, lazydpsgd",
+        None, "the recommender to release; default: the first made of spectral, auto, upon-sums, lazydpftrl, lazydpsgd",
         metavar="NAME",
     )  # fmt: skip
     top_k: int = option(10, "items in an answer unless the question says", _NUMBER)
@@ -128,12 +128,12 @@ class JobSettings:
             >>> JobSettings().clip_of("lazydpsgd"), JobSettings().clip_of("upon-sums")
             (1.0, 0.05)
         """
-        usual = CLIP_FROM_SUMS if name == from_sums.name else CLIP
+        usual = CLIP_FROM_SUMS if name in UPON_SUMS else CLIP
         return usual if self.clip is None else self.clip
 
     def negatives_of(self, name: str, num_items: int) -> int:
         """Number of negatives that a batch of a recommender shares."""
-        usual = _NEGATIVES_FROM_SUMS if name == from_sums.name else _NEGATIVES
+        usual = _NEGATIVES_FROM_SUMS if name in UPON_SUMS else _NEGATIVES
         return min(self.negatives or usual, num_items)
 
     @property
@@ -182,14 +182,13 @@ class JobSettings:
             raise ValueError(f"--days-per-user keeps a list of users on one machine: leave it or --engine {SPARK} out.")
 
     def _refuse_trainings(self) -> None:
-        against = {
-            f"--{self.servers}": self.servers, "--sampling shuffled": self.sampling == SHUFFLED,
-            "--order no": self.order == "no", "no --time": self.user and not self.time,
-        }  # fmt: skip
+        against = {f"--{self.servers}": self.servers, "--sampling shuffled": self.sampling == SHUFFLED}
+        if from_sums.name in self.mechanism:  # auto is private sums alone then
+            against |= {"--order no": self.order == "no", "no --time": self.user and not self.time}
         wrong = [option for option, is_asked in against.items() if is_asked]
-        if from_sums.name in self.mechanism and wrong:
+        if wrong and (upon := [name for name in UPON_SUMS if name in self.mechanism]):
             raise ValueError(
-                f"--mechanism {from_sums.name} predicts what comes next, in one process, with users drawn anew for "
+                f"--mechanism {upon[0]} predicts what comes next, in one process, with users drawn anew for "
                 f"each batch: it does not go with {wrong[0]}."
             )
         priced = [name for name in self.mechanism if names.is_trained(name) and names.look_up(name).claims_epsilon]
@@ -225,6 +224,7 @@ class JobSettings:
                 "such as spectral, or leave it out."
             )
         can_go_on = names.is_trained(released) and is_priced and not names.is_planned(released)
+        can_go_on &= released != auto.name
         if (self.days > 1 or continues) and released != names.spectral.name and not can_go_on:
             raise ValueError(
                 "--days and --continue go with private sums, and with trainings of independent noise: "

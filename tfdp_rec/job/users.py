@@ -19,12 +19,13 @@ from tfdp_rec.core.claim.orders import FixedOrder
 from tfdp_rec.core.claim.schemes import PoissonSampling, RandomAllocation, Sampling
 from tfdp_rec.datasets.log import PART, Catalogue, Part
 from tfdp_rec.datasets.logs.interactions import Interactions
-from tfdp_rec.job.recommenders.names import is_trained
+from tfdp_rec.job.recommenders.names import auto, is_trained
 from tfdp_rec.job.settings import ALLOCATION, SHUFFLED, JobSettings
 from tfdp_rec.sums.counts import Counted, exact_counts, private_counts
 from tfdp_rec.sums.spark import SparkLog
 
 TRAIN = 0.8  # of the users
+_COMPARED = 0.05  # of these, where sums and a training upon them are compared
 _TYPICAL = 20  # items of a user: what noisy counts expect
 
 
@@ -35,6 +36,7 @@ class Users:
     train: Any  # recommenders are made from these; of a log on Spark, the log of these
     test: NDArray[np.int64]
     sampling: Sampling | None  # of training users into batches, if anything is trained
+    compared: NDArray[np.int64] = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))  # in neither part
     held_out: Interactions | None = None  # the log of users to test on, where that of all is on Spark
 
 
@@ -43,9 +45,13 @@ def split_users(log: Interactions, settings: JobSettings) -> Users:
     train, test = log.split(TRAIN, key=f"tfdp-rec train {settings.seed}")
     if not len(train):
         raise ValueError(f"The log has {len(log)} users, too few to hold any out: none is left to train on.")
+    compared = train[:0]
+    if auto.name in settings.mechanism:
+        taken = log.uniforms(f"tfdp-rec compare {settings.seed}")[train] < _COMPARED
+        train, compared = train[~taken], train[taken]
     if settings.sampling == SHUFFLED:
         train = np.random.default_rng(settings.seed).permutation(train)  # an order that may be public
-    return Users(train, test, _choose_sampling(len(train), settings))
+    return Users(train, test, _choose_sampling(len(train), settings), compared)
 
 
 def split_on_spark(log: SparkLog, settings: JobSettings, most: int, folder: Path) -> Users:
@@ -56,7 +62,7 @@ def split_on_spark(log: SparkLog, settings: JobSettings, most: int, folder: Path
         raise ValueError(f"The log has {len(log)} users, too few to train on some and to test on others.")
     low = 1 - (1 - TRAIN) * min(1.0, most / len(test))
     held_out = log.restrict_to(key, max(low, TRAIN), 1.0).collect(folder)
-    return Users(train, np.arange(len(held_out)), None, held_out)
+    return Users(train, np.arange(len(held_out)), None, held_out=held_out)
 
 
 def _choose_sampling(users: int, settings: JobSettings) -> Sampling | None:

@@ -36,15 +36,20 @@ exact = ReportedRecommender("spectral-exact", "spectral, no noise (no privacy)",
 from_sums = ReportedRecommender("upon-sums", "LazyDPSGD upon sums", "#b15928", claims_epsilon=True)
 """A model of the latest items, which begins with the answers of private sums and is trained to better them."""
 
+auto = ReportedRecommender("auto", "sums, or trained upon them", "#1f78b4", claims_epsilon=True)
+"""Private sums, a training upon them, and a private choice between the two; spectral alone where that cannot gain."""
+
+UPON_SUMS = (from_sums.name, auto.name)
+
 adam = Mechanism("adam", "Adam", "keras.optimizers", "none", "#222222", claims_epsilon=False, says="Adam (no privacy)")
 """The two-tower trained as well as we can: what the private ones are compared with."""
 
 PEERS = (adam, mechanisms.sgd)  # two-towers without privacy
 IN_ORDER = (mechanisms.lazy_dp_ftrl, mechanisms.dp_ftrl)  # their noise is planned for data in one order
 PREFERRED: tuple[Recommender, ...] = (
-    spectral, from_sums, mechanisms.lazy_dp_ftrl, mechanisms.lazy_dp_sgd, mechanisms.dp_ftrl, mechanisms.dp_sgd,
+    spectral, auto, from_sums, mechanisms.lazy_dp_ftrl, mechanisms.lazy_dp_sgd, mechanisms.dp_ftrl, mechanisms.dp_sgd,
 )  # fmt: skip
-_MADE: tuple[Recommender, ...] = (spectral, exact, from_sums, *PEERS, *mechanisms.COMMON, *IN_ORDER)
+_MADE: tuple[Recommender, ...] = (spectral, exact, auto, from_sums, *PEERS, *mechanisms.COMMON, *IN_ORDER)
 _BY_NAME = {each.name: each for each in (popularity, dp_popularity, *_MADE)}
 NAMES = tuple(each.name for each in _MADE)
 """What can be asked for."""
@@ -72,7 +77,7 @@ def is_two_tower(name: str) -> bool:
 
 def is_trained(name: str) -> bool:
     """Whether steps are made for it: a two-tower, or what is trained upon sums."""
-    return is_two_tower(name) or name == from_sums.name
+    return is_two_tower(name) or name in UPON_SUMS
 
 
 def is_planned(name: str) -> bool:

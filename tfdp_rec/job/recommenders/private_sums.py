@@ -10,9 +10,9 @@ import functools
 from typing import Any
 
 from tfdp_rec.core.claim.statement import Statement, round_up
-from tfdp_rec.job.budget import LABELS, PRETRAINING_SUMS, SUMS
+from tfdp_rec.job.budget import LABELS, PRETRAINING_SUMS, SUMS, release_file
 from tfdp_rec.job.evaluation import Scores
-from tfdp_rec.job.recommenders.names import from_sums, spectral
+from tfdp_rec.job.recommenders.names import UPON_SUMS, spectral
 from tfdp_rec.job.run_state import Job, MadeRecommender, Material, ReleasePayment
 from tfdp_rec.job.users import subset_of
 from tfdp_rec.spectral import SpectralRecommender
@@ -53,8 +53,9 @@ def release(
         unfitted.released = dataclasses.replace(unfitted.released, of_run=True)
         unfitted.write(opened)  # before minutes of algebra that hear no signal: `load` does it
 
-    most, payer = file_bytes(log.num_items, job.features.num_rows), from_sums if is_pretraining else spectral
-    sums = state.release(file, [payer.name], most, make, SpectralRecommender.load)
+    most = file_bytes(log.num_items, job.features.num_rows)
+    payers = [name for name in (spectral.name, *UPON_SUMS) if release_file(name) == file]
+    sums = state.release(file, payers, most, make, SpectralRecommender.load)
     job.show.note(f"pairs of {len(sums.released.head):,} items were counted: {sums.pairs_words}")
     return sums
 
@@ -73,16 +74,16 @@ def make_without_noise(job: Job, material: Material) -> MadeRecommender:
         features=material.features,
     )  # fmt: skip
     peer.fit(subset_of(log, job.users.train), verbose=0)
-    return MadeRecommender(peer, _scores_of(peer))
+    return MadeRecommender(peer, scores_of(peer))
 
 
-def make(job: Job, sums: SpectralRecommender) -> MadeRecommender:
+def make(job: Job, sums: SpectralRecommender, name: str = spectral.name) -> MadeRecommender:
     """The private recommender and what it cost, by its ledger."""
-    spent = job.state.ledgers[spectral.name].epsilon(job.budget.delta)
-    return MadeRecommender(sums, _scores_of(sums), spent, statement(job, spent, sums), job.budget.sums)
+    spent, noise = job.state.ledgers[name].epsilon(job.budget.delta), job.budget.noise(str(release_file(name)))
+    return MadeRecommender(sums, scores_of(sums), spent, statement(job, spent, sums), noise)
 
 
-def _scores_of(recommender: SpectralRecommender) -> Scores:
+def scores_of(recommender: SpectralRecommender) -> Scores:
     """Scores for contexts of item numbers."""
     return lambda context: recommender.scores([items[items > 0] for items in context])
 

@@ -43,9 +43,9 @@ from tfdp_rec.core.mechanism.noise_walk import noise_walk
 from tfdp_rec.core.mechanism.rules import Recursion
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.next_item import NextItemExamples
-from tfdp_rec.job.budget import LABELS, PRIOR, count_days, release_file
+from tfdp_rec.job.budget import COMPARED_SUMS, LABELS, PRIOR, count_days, release_file
 from tfdp_rec.job.evaluation import HISTORY, KS, Evaluation, NewItemExamples
-from tfdp_rec.job.recommenders import names
+from tfdp_rec.job.recommenders import comparison, names
 from tfdp_rec.job.run_folder import MODEL
 from tfdp_rec.job.run_state import Job, MadeRecommender, Material
 from tfdp_rec.job.settings import JobSettings
@@ -58,7 +58,7 @@ from tfdp_rec.training.training_checkpoint import TrainingCheckpoint
 
 _ITEMS, _MOST_ITEMS = 100, 10**5  # where they are yet to be found; of a public list
 EVALUATIONS = 6  # tests during a training, the last of them at its end
-_RATES, _NOISE_IN_A_ROW = {names.from_sums.name: 100.0}, 0.8
+_RATES, _NOISE_IN_A_ROW = dict.fromkeys(names.UPON_SUMS, 100.0), 0.8
 _USUAL_RATE = 25.0  # of the main job: 4,096 users a batch, 600 steps, ε = 8, width 32, clip 1
 # Without privacy, each its best. SGD does not clip: at the private rate it diverges.
 _PEERS = {names.adam.name: (keras.optimizers.Adam, 0.005), mechanisms.sgd.name: (keras.optimizers.SGD, 16.0)}
@@ -196,6 +196,8 @@ class Training:
         if leaves:
             public = f"{budget.public_numbers(len(job.log))}; of those that train, {fields['Public']}"
             said |= {"Public": public, "Covers": _COVERS}
+        if self.name == names.auto.name:
+            said |= {"Compared": comparison.words(job)}
         return dataclasses.replace(
             made, epsilon=accountant.epsilon(), statement=Statement(said), noise_multiplier=job.state.noises[self.name]
         )
@@ -245,6 +247,8 @@ def decide_noises(job: Job) -> dict[str, float]:
             (event, LABELS[each]) for each, event in budget.releases(file).items()
             for _ in range(budget.costly_days(job.chain, LABELS[each], left))
         ]  # fmt: skip
+    if COMPARED_SUMS in spent:
+        spent[COMPARED_SUMS].append((budget.comparison, comparison.LABEL))
     noises = noises_for(settings, sampling, budget.delta, spent, left)
     if settings.noise_multiplier is None or isinstance(sampling, FixedOrder):
         return noises
@@ -339,6 +343,8 @@ def train_here(training: Training) -> MadeRecommender:
     job, settings, state = training.job, training.job.settings, training.job.state
     model = training.first_model()
     model.compile(optimizer=training.optimizer())
+    if training.name == names.auto.name:  # before the steps, which may spend all else
+        comparison.pay(job)
     accountant, within = training.make_accountant(model.optimizer)
     curve, batches = _Curve(training, accountant), training.batches(0)
     callbacks: list[keras.callbacks.Callback] = [curve, *within]  # so that a budget does not call the last step its end
@@ -371,7 +377,10 @@ def train_here(training: Training) -> MadeRecommender:
         restrict_to_owner(board)
     if curve.step < settings.steps:
         job.show.note(f"{curve.step} of {settings.steps} steps were made: no more fit into the budget")
-    return training.add_costs(MadeRecommender(model, model, steps=curve.step), accountant)
+    made = MadeRecommender(model, model, steps=curve.step)
+    if training.name == names.auto.name:
+        made = comparison.choose(job, training.material, training.release, made)
+    return training.add_costs(made, accountant)
 
 
 # Trainings tried out, before anything is paid.
@@ -388,14 +397,14 @@ def rehearse(job: Job) -> None:
     tests = Evaluation(NewItemExamples(invented, users.test), seed=0)
     for name in filter(names.is_trained, job.settings.mechanism):
         if job.state.result(name) is None:
-            release = np.ones(len(ids)) if names.is_two_tower(name) else _make_sums(job, invented)
+            release = np.ones(len(ids)) if names.is_two_tower(name) else _make_sums(job, invented, name)
             _try_step(Training(name, job, Material(invented, users, {release_file(name): release}, tests)))
 
 
-def _make_sums(job: Job, log: Interactions) -> SpectralRecommender:
+def _make_sums(job: Job, log: Interactions, name: str) -> SpectralRecommender:
     return SpectralRecommender(
-        log.catalogue.ids, None, job.budget.delta, noise_multiplier=job.budget.pretraining_sums, ordered=True,
-        recency=job.settings.recency, users_private=True,
+        log.catalogue.ids, None, job.budget.delta, noise_multiplier=job.budget.noise(str(release_file(name))),
+        ordered=True, recency=job.settings.recency, users_private=True,
     ).fit(log, verbose=0)  # fmt: skip
 
 
