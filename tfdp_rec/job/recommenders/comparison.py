@@ -2,7 +2,7 @@
 
     public numbers say that training cannot gain  →  private sums with the whole budget, and nothing else
     otherwise   sums with 0.95 of σ⁻²  →  steps upon them  →  the choice, which was paid for before the steps
-                the trained model leaves if recall@10 of the compared users grew by more than the noise's deviation
+                the trained model leaves if recall@10, added up over the compared users, grew by more than 2σ
 
 The compared users are a twentieth of the training's, by a hash of their ids; no sum and no step has them. An example is
 chosen by its user's own rows and a hash of the own id, so that no user moves the value of another.
@@ -67,7 +67,6 @@ def choose(job: Job, material: Material, sums: Any, trained: MadeRecommender) ->
         found = private_comparison(
             users, lambda: tests.ranks(start.scores) < _K, lambda: tests.ranks(trained.scores) < _K,
             noise_multiplier=job.budget.comparison.noise_multiplier,
-            threshold=job.budget.comparison.noise_multiplier,
         )  # fmt: skip
         ledger.note(CHOICE, {name: value for name, value in found._asdict().items() if name != "event"})
     return trained if ledger.notes(CHOICE)[0]["end_is_better"] else start
@@ -82,8 +81,8 @@ def words(job: Job) -> str:
         return f"nothing, as the choice was cut off or had no users: what leaves is {left}"
     return (
         f"private sums, and the model trained upon them, on {asked}: recall@{_K} added up over them grew by "
-        f"{choice['gain']:.1f}, with Gaussian noise of multiplier {choice['threshold']:.4g}, and had to by "
-        f"{choice['threshold']:.4g}: what leaves is {left}"
+        f"{choice['gain']:.1f}, with Gaussian noise of multiplier {job.budget.comparison.noise_multiplier:.4g}, and "
+        f"had to by more than {choice['threshold']:.4g}: what leaves is {left}"
     )
 
 
