@@ -9,8 +9,8 @@ So σ is what ε and δ allow, σ_v is what the items' own ε allows, and σ_s i
 about a twentieth of σ⁻². dp_accounting has the last word, and its grid makes σ a hair larger. Two-towers get the noise
 that makes finding items, counting popularity and all steps together cost ε (`recommenders/training.py`). A training
 upon sums has sums of its own, which with the items cost ε_items + 0.8 (ε − ε_items), and steps for the rest. Where the
-sums leave unless training betters them (`--mechanism auto`), they have 0.95 of σ_s⁻², the choice 0.01, and the steps
-what that leaves: what a training that does not gain can cost is known beforehand.
+sums leave unless training betters them (`--mechanism auto`), they have 0.98 of σ_s⁻², the choice 0.01, and the steps
+what that leaves: a training that does not gain has made their noise 1% larger.
 
 **Days.** A user may be in the log of every day, so that days add up: T of them are T Gaussians on that user, and T
 failures. Each has the same share, σ_day⁻² = σ⁻²/T and δ_ρ/T, whatever the day brings; all T together cost ε.
@@ -58,7 +58,7 @@ LABELS = {
 _OF_ITEMS = 0.25  # of ε, by itself
 _FAILING = 0.1  # of δ
 _BEFORE_TRAINING = 0.8  # of ε without that of items, for sums to train upon; a half is worse on real sessions
-_TO_BETTER, _TO_COMPARE = 0.05, 0.01  # of the sums' σ⁻²: for steps and the choice, and for the choice of these
+_TO_BETTER, _TO_COMPARE = 0.02, 0.01  # of the sums' σ⁻²: for steps and the choice, and for the choice of these
 _GRID = 1e-4  # of ε: what a further distribution may be rounded up by
 
 

@@ -5,7 +5,8 @@
 
 *One ε a recommender.* Each private one has the whole budget and a ledger of its own, in which everything is paid for
 before the log is looked at for it. So one of them leaves the run, chosen by its name (`recommenders.names`), and of the
-others there are only results. Held-out users have a say in which items there are, and in nothing else.
+others there are only results. Held-out users have a say in which items there are, some of them in what `auto` releases
+(`recommenders.comparison`), and in nothing else.
 
 **A further day** (`--continue`) finds the items that are new in it, and adds its sums to those that were released
 before. Users stay on their side of the split on all days.

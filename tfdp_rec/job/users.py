@@ -25,7 +25,7 @@ from tfdp_rec.sums.counts import Counted, exact_counts, private_counts
 from tfdp_rec.sums.spark import SparkLog
 
 TRAIN = 0.8  # of the users
-_COMPARED = 0.05  # of these, where sums and a training upon them are compared
+_COMPARED = 0.25  # of the others, where sums and a training upon them are compared: these are not tested on
 _TYPICAL = 20  # items of a user: what noisy counts expect
 
 
@@ -36,7 +36,7 @@ class Users:
     train: Any  # recommenders are made from these; of a log on Spark, the log of these
     test: NDArray[np.int64]
     sampling: Sampling | None  # of training users into batches, if anything is trained
-    compared: NDArray[np.int64] = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))  # in neither part
+    compared: NDArray[np.int64] = dataclasses.field(default_factory=lambda: np.zeros(0, np.int64))  # in no other part
     held_out: Interactions | None = None  # the log of users to test on, where that of all is on Spark
 
 
@@ -45,10 +45,10 @@ def split_users(log: Interactions, settings: JobSettings) -> Users:
     train, test = log.split(TRAIN, key=f"tfdp-rec train {settings.seed}")
     if not len(train):
         raise ValueError(f"The log has {len(log)} users, too few to hold any out: none is left to train on.")
-    compared = train[:0]
+    compared = test[:0]
     if auto.name in settings.mechanism:
-        taken = log.uniforms(f"tfdp-rec compare {settings.seed}")[train] < _COMPARED
-        train, compared = train[~taken], train[taken]
+        taken = log.uniforms(f"tfdp-rec compare {settings.seed}")[test] < _COMPARED
+        test, compared = test[~taken], test[taken]
     if settings.sampling == SHUFFLED:
         train = np.random.default_rng(settings.seed).permutation(train)  # an order that may be public
     return Users(train, test, _choose_sampling(len(train), settings), compared)

@@ -1,11 +1,12 @@
 """`--mechanism auto`: private sums, or a model that was trained upon them, as held-out users choose.
 
     public numbers say that training cannot gain  →  private sums with the whole budget, and nothing else
-    otherwise   sums with 0.95 of σ⁻²  →  steps upon them  →  the choice, which was paid for before the steps
+    otherwise   sums with 0.98 of σ⁻²  →  steps upon them  →  the choice, which was paid for before the steps
                 the trained model leaves if recall@10, added up over the compared users, grew by more than 2σ
 
-The compared users are a twentieth of the training's, by a hash of their ids; no sum and no step has them. An example is
-chosen by its user's own rows and a hash of the own id, so that no user moves the value of another.
+The compared users are a quarter of those held out, by a hash of their ids: no sum and no step has them, and no test.
+So the sums are of as many users as alone, and their noise is 1% larger: that is what a training that does not gain has
+cost. An example is chosen by its user's own rows and a hash of the own id: no user moves another's value.
 
 **After a kill.** That the users are about to be asked stands in the ledger before they are, and the choice before
 anything hangs on it. Where the first stands there without the second the sums leave: nobody is asked twice.
