@@ -222,7 +222,9 @@ def test_a_run_pays_for_sums_a_choice_and_steps_and_one_of_two_leaves(tmp_path, 
 
 def test_a_log_of_few_users_has_private_sums_with_all_of_the_budget_and_is_told_why(tmp_path, capsys):
     pa.parquet.write_table(table(users=800, rows=12_000), tmp_path / "log.parquet")
-    assert train("--data", tmp_path / "log.parquet", *COLUMNS, "--mechanism", "auto", "--out", tmp_path / "run") == 0
+    (tmp_path / "features.csv").write_text("sku,kind\nsku-1,red\nsku-2,red\n")
+    asked = [*COLUMNS, "--features", tmp_path / "features.csv", "--mechanism", "auto", "--out", tmp_path / "run"]
+    assert train("--data", tmp_path / "log.parquet", *asked) == 0
     assert comparison.WHY_SUMS in capsys.readouterr().out
     assert list(results_of(tmp_path / "run"))[-1] == "spectral"
     ledger = read(tmp_path / "run" / "release" / "ledger.jsonl")

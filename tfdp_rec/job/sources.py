@@ -22,7 +22,7 @@ from tfdp_rec.datasets.logs.items import Items, as_kind
 from tfdp_rec.datasets.movielens import files, generated
 from tfdp_rec.datasets.timelines import Timelines
 from tfdp_rec.job.page import code, escape
-from tfdp_rec.job.recommenders.names import USUAL, spectral
+from tfdp_rec.job.recommenders.names import USUAL, auto, spectral
 from tfdp_rec.job.settings import JobSettings
 
 _SHOWN_FILES = 3
@@ -100,7 +100,7 @@ class OwnFiles(LogSource):
             raise ValueError(
                 f"--items-epsilon must be less than --epsilon {settings.epsilon:g}, got {settings.items_epsilon:g}."
             )
-        if settings.features and settings.mechanism and spectral.name not in settings.mechanism:
+        if settings.features and settings.mechanism and not {spectral.name, auto.name} & {*settings.mechanism}:
             raise ValueError("--features are of spectral, which --mechanism leaves out: leave them out, too.")
         paths = {name: getattr(settings, name) for name in _PUBLIC if getattr(settings, name)}
         for name, path in paths.items():
