@@ -9,6 +9,7 @@ from tfdp_rec.core.ground.lazy_imports import lazy_getattr
 
 if TYPE_CHECKING:
     from tfdp_rec.core.claim.accountant import Accountant as Accountant
+    from tfdp_rec.core.claim.attack_rates import attack_limit as attack_limit
     from tfdp_rec.core.claim.calibration import calibrate_noise as calibrate_noise
     from tfdp_rec.core.claim.composition import epsilon_of as epsilon_of
     from tfdp_rec.core.claim.entries import Use as Use
