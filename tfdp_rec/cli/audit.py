@@ -7,6 +7,11 @@ released weights which were. Prints the ε that the mechanism claims and three l
 (Steinke, Nasr and Jagielski 2023), the second that noise is Gaussian, whatever its scale (Mahloujifar, Melis and
 Chaudhuri 2025), the third that it is independent from row to row, too. The exit code is 1 if a bound refutes the
 claim. A bound can show a fault, not its absence.
+
+  tfdp-rec audit --run runs/spring
+
+Tries to tell the users that a run's released recommender was made of from held-out ones. The result is a page in the
+run's private folder: it is not private itself.
 """
 
 from __future__ import annotations
@@ -17,6 +22,7 @@ import json
 
 from tfdp_rec import mechanisms
 from tfdp_rec.cli import quiet
+from tfdp_rec.core.ground.lazy_imports import optional
 
 MECHANISMS = {mechanism.class_name: mechanism for mechanism in mechanisms.COMMON}
 
@@ -24,6 +30,7 @@ MECHANISMS = {mechanism.class_name: mechanism for mechanism in mechanisms.COMMON
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `audit`."""
     usual = mechanisms.lazy_dp_sgd.class_name
+    parser.add_argument("--run", dest="folder", metavar="RUN", help="attack this run's recommender, audit no mechanism")
     parser.add_argument("--mechanism", choices=MECHANISMS, default=usual, help="default: %(default)s")
     parser.add_argument("--noise-multiplier", type=float, default=4.0, metavar="S", help="default: %(default)s")
     parser.add_argument("--claim", type=float, metavar="EPS", help="epsilon to test; default: the accountant's")
@@ -41,6 +48,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Audits and prints; the exit code is 1 if the claim was refuted."""
+    if args.folder is not None:
+        return _attack(args.folder)
     if args.runs < 1:
         raise ValueError(f"--runs must be at least 1, got {args.runs}.")
     if args.claim is not None and not args.claim >= 0:
@@ -71,3 +80,13 @@ def run(args: argparse.Namespace) -> int:
     verdict = f"refuted in {refuted} of {args.runs} runs" if refuted else "not refuted"
     print(f"The claim is {verdict}.")
     return 1 if refuted else 0
+
+
+def _attack(run: str) -> int:
+    for library in ("pyarrow", "markdown_it"):
+        optional(library, "job")
+    quiet.import_tensorflow()
+    from tfdp_rec.job import membership
+
+    print(f"{membership.write_page(run)}: for you alone, no epsilon covers it")
+    return 0

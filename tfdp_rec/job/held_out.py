@@ -34,7 +34,7 @@ from tfdp_rec.job.run_folder import CONFIG, LEDGER, find, find_servable
 from tfdp_rec.job.run_state import WarmStart
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.job.sources import choose_source
-from tfdp_rec.job.users import split_users
+from tfdp_rec.job.users import Users, split_users
 from tfdp_rec.metrics import ndcg_at_k, popular_share, recall_at_k
 from tfdp_rec.sums.private_metrics import LABEL, Figure, RecommendedLists, private_metrics
 
@@ -66,30 +66,43 @@ def release_figures(run: Path, epsilon: float) -> None:
         return print("The run has its figures: they are shown as they were kept, and nothing is paid.")
     if LABEL in [each.label for each in chain.paid]:
         raise ValueError(f"{path} has paid for figures that were lost, and they are made once: leave the metrics out.")
-    settings = dataclasses.replace(JobSettings.from_config(config), mechanism=())  # no sampling is asked for
-    # Several days have the whole budget promised to them, and their figures would be of the last one alone.
-    if settings.days > 1 or settings.engine:
-        raise ValueError("Figures are of runs of one day that are not on Spark: leave the metrics out.")
+    settings = _settings_of(config)
     event = GaussianDpEvent(noise_of_one_release(epsilon, config["delta"]))
     total = round_up(chain.epsilon(config["delta"], more=[Payment(event)]))
-    source = choose_source(settings)
-    source.check_settings()
-    rows, columns = source.rows()
-    items = WarmStart.load(run).items
-    log, ask = Interactions.read(rows, **columns).with_items(items), load_released(run, items)
-    held_out = split_users(log, settings).test
-    if len(log) != config["num_users"] or not len(held_out):
-        raise ValueError("The log has other users than the run had, or none held out: put its files back.")
+    log, users, ask = reopen(run)
     print(f"Figures of held-out users take epsilon to {total:g}, at delta = {config['delta']:g}.", flush=True)
     with Ledger(path, "user", Snapshot(len(log), "user, item, time")) as ledger:
         number = ledger.pay(event, label=LABEL, settings={"sampling": None})
         try:
-            figures = _measure(log, held_out, settings.seed, ask, event.noise_multiplier)
+            figures = _measure(log, users.test, settings.seed, ask, event.noise_multiplier)
             ledger.note(NOTE, {"payment": number, "noise_multiplier": event.noise_multiplier, "figures": figures})
         except (KeyboardInterrupt, OSError):
             if not ledger.notes(NOTE):
                 ledger.give_back(number, 1)
             raise
+
+
+def reopen(run: Path) -> tuple[Interactions, Users, Ask]:
+    """The log of a finished run with its items, the users' split, and what was released."""
+    config = json.loads(find(run, CONFIG).read_text(encoding="utf-8"))
+    settings = _settings_of(config)
+    source = choose_source(settings)
+    source.check_settings()
+    rows, columns = source.rows()
+    items = WarmStart.load(run).items
+    log, ask = Interactions.read(rows, **columns).with_items(items), load_released(run, items)
+    users = split_users(log, settings)
+    if len(log) != config["num_users"] or not len(users.test):
+        raise ValueError("The log has other users than the run had, or none held out: put its files back.")
+    return log, users, ask
+
+
+def _settings_of(config: Mapping[str, Any]) -> JobSettings:
+    settings = dataclasses.replace(JobSettings.from_config(config), mechanism=())  # no sampling is asked for
+    # Several days have the whole budget promised to them, and the figures would be of the last one alone.
+    if settings.days > 1 or settings.engine:
+        raise ValueError("Figures and attacks are of runs of one day that are not on Spark: leave them out.")
+    return settings
 
 
 def load_released(run: Path, items: Items) -> Ask:
