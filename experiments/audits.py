@@ -12,7 +12,7 @@ Canaries are the strongest there are. A row has the claim, medians of bounds ove
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 from unittest import mock
 
@@ -57,11 +57,11 @@ def click_sums(coins: np.ndarray) -> np.ndarray:
     return seen[0] @ [3.0, 2.0]
 
 
-def ftrl(coins: np.ndarray, noise: float = 2.0) -> np.ndarray:
+def ftrl(coins: np.ndarray) -> np.ndarray:
     """What moved in each step, with the noise made independent again."""
     plan, each = optimised_correlation(steps=4, separation=4), coins.size // 4
     model, moved = CanaryTable(coins.size), [np.zeros(coins.size)]
-    sizes = {"l2_norm_clip": 1.0, "noise_multiplier": noise, "expected_batch_size": coins.size / 8}
+    sizes = {"l2_norm_clip": 1.0, "noise_multiplier": 2.0, "expected_batch_size": coins.size / 8}
     model.compile(tfdp_rec.LazyDPFTRL(1.0, correlation=plan, **sizes))
     for step in range(4):
         here = np.flatnonzero(coins[step * each : (step + 1) * each]) + step * each
@@ -100,10 +100,10 @@ def rounds(coins: np.ndarray, attention: AttentionMechanism = ATTENTION) -> np.n
     return scores
 
 
-def cluster(coins: np.ndarray) -> np.ndarray:
+def cluster(coins: np.ndarray, rate: float = SAMPLED.sampling_rate) -> np.ndarray:
     """The released table of a training by Poisson draws of the workers."""
-    included, plan = np.flatnonzero(coins), SAMPLED
-    sampling = PoissonSampling(len(included), plan.sampling_rate * len(included))
+    included = np.flatnonzero(coins)
+    sampling = PoissonSampling(len(included), rate * len(included))
     sizes = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": sampling.expected_batch_size}
     with LocalCluster(workers=1, servers=2) as running:
         trainer = ParameterServerTrainer(
@@ -112,7 +112,7 @@ def cluster(coins: np.ndarray) -> np.ndarray:
             running.resolver(), sampling=sampling, min_shard_bytes=400,
         )  # fmt: skip
         with trainer:
-            trainer.fit(plan.steps, verbose=0)
+            trainer.fit(SAMPLED.steps, verbose=0)
             return trainer.model().distances()
 
 
@@ -129,15 +129,19 @@ CASES: dict[str, tuple[Callable[..., np.ndarray], AuditPlan, DpEvent]] = {
 }
 
 
-def audits(name: str, runs: int, seed: int = 0, **options: Any) -> Iterator[OneRunAudit]:
-    """Audits of a case, with coins of their own."""
-    release, plan, _ = CASES[name]
-    for run in range(runs):
-        coins = flip_coins(plan.num_canaries, seed + run)
-        yield one_run_audit(
-            release(coins, **options), coins, num_guesses=plan.num_guesses, delta=plan.delta,
-            confidence=plan.confidence, share_included=1.0 if plan.sampling_rate < 1 else 0.5, family=plan.family,
-        )  # fmt: skip
+def claim_of(name: str) -> float:
+    """The ε that a case claims for one canary."""
+    _, plan, event = CASES[name]
+    return plan.epsilon_claim(event)
+
+
+def audit(name: str, coins: np.ndarray, scores: np.ndarray) -> OneRunAudit:
+    """The bounds of a case, from the scores of its releases by these coins."""
+    plan = CASES[name][1]
+    return one_run_audit(
+        scores, coins, num_guesses=coins.size * plan.num_guesses // plan.num_canaries, delta=plan.delta,
+        confidence=plan.confidence, share_included=1.0 if plan.sampling_rate < 1 else 0.5, family=plan.family,
+    )  # fmt: skip
 
 
 def main() -> None:
@@ -147,10 +151,14 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     args = parser.parse_args()
     for name in args.names or CASES:
-        claim = CASES[name][1].epsilon_claim(CASES[name][2])
-        found = np.array([(a.epsilon, a.curve_epsilon, a.independent_epsilon) for a in audits(name, args.runs)])
-        medians, above = np.median(found, axis=0) / claim, np.sum(found > claim, axis=0)
-        print(f"| {name} | {claim:.2f} | {' | '.join(map('{:.2f}'.format, medians))} | {above} |", flush=True)
+        (release, plan, _), found = CASES[name], []
+        for run in range(args.runs):
+            coins = flip_coins(plan.num_canaries, run)
+            bounds = audit(name, coins, release(coins))
+            found.append((bounds.epsilon, bounds.curve_epsilon, bounds.independent_epsilon))
+        claim, above = claim_of(name), np.sum(np.array(found) > claim_of(name), axis=0)
+        shares = map("{:.2f}".format, np.median(found, axis=0) / claim)
+        print(f"| {name} | {claim:.2f} | {' | '.join(shares)} | {above} of {args.runs} |", flush=True)
 
 
 if __name__ == "__main__":
