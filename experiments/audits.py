@@ -51,8 +51,13 @@ def sums(coins: np.ndarray) -> np.ndarray:
 
 def click_sums(coins: np.ndarray) -> np.ndarray:
     """The sums as they leave the mechanism, of which the model is made."""
-    seen, rows, release = [], np.flatnonzero(coins), clicks.release_sums
-    with mock.patch.object(clicks, "release_sums", lambda *given: seen.append(release(*given)) or seen[-1]):
+    seen, rows, release = list[np.ndarray](), np.flatnonzero(coins), clicks.release_sums
+
+    def keep(*given: Any) -> np.ndarray:
+        seen.append(release(*given))
+        return seen[-1]
+
+    with mock.patch.object(clicks, "release_sums", keep):
         ClickModel({"item": coins.size}, noise_multiplier=1.0).fit({"item": rows}, np.ones(len(rows)))
     return seen[0] @ [3.0, 2.0]
 
@@ -61,8 +66,9 @@ def ftrl(coins: np.ndarray) -> np.ndarray:
     """What moved in each step, with the noise made independent again."""
     plan, each = optimised_correlation(steps=4, separation=4), coins.size // 4
     model, moved = CanaryTable(coins.size), [np.zeros(coins.size)]
-    sizes = {"l2_norm_clip": 1.0, "noise_multiplier": 2.0, "expected_batch_size": coins.size / 8}
-    model.compile(tfdp_rec.LazyDPFTRL(1.0, correlation=plan, **sizes))
+    model.compile(tfdp_rec.LazyDPFTRL(
+        1.0, correlation=plan, l2_norm_clip=1.0, noise_multiplier=2.0, expected_batch_size=coins.size / 8
+    ))  # fmt: skip
     for step in range(4):
         here = np.flatnonzero(coins[step * each : (step + 1) * each]) + step * each
         model.fit(tf.data.Dataset.from_tensors(here), verbose=0)
@@ -89,12 +95,14 @@ def rounds(coins: np.ndarray, attention: AttentionMechanism = ATTENTION) -> np.n
     labels, catalogue = LabelPermutation(float("inf"), 1), NewsCatalogue(("", "A", "B"), titles, (), ("",), ("",))
     update = PrivateUpdate(model, catalogue, attention, labels, 1, 1)
     clients = [Client(("A" if coin else "B",), ((("A", "B"), 0),)) for coin in coins]
-    sent, scores, answered = [], np.zeros(coins.size), np.zeros(coins.size, np.int64)
-    server: Any = mock.Mock(apply=lambda weights, gradients, number: sent.append(gradients[place]) or weights)
+    scores, answered = np.zeros(coins.size), np.zeros(coins.size, np.int64)
+    server = mock.Mock()
+    server.apply.side_effect = lambda weights, gradients, number: weights
     simulation = Simulation(update, clients, 1, server, most_answers=1)
     for _ in range(coins.size):
         simulation.round()
-        shares = np.linalg.norm(sent.pop(), axis=1)
+        shares = np.linalg.norm(server.apply.call_args.args[1][place], axis=1)
+        server.reset_mock()  # keeps what it does
         scores[simulation.answers > answered] = shares[0] / shares.sum()
         answered[:] = simulation.answers
     return scores
@@ -104,10 +112,11 @@ def cluster(coins: np.ndarray, rate: float = SAMPLED.sampling_rate) -> np.ndarra
     """The released table of a training by Poisson draws of the workers."""
     included = np.flatnonzero(coins)
     sampling = PoissonSampling(len(included), rate * len(included))
-    sizes = {"l2_norm_clip": 1.0, "noise_multiplier": 1.0, "expected_batch_size": sampling.expected_batch_size}
     with LocalCluster(workers=1, servers=2) as running:
         trainer = ParameterServerTrainer(
-            lambda: CanaryTable(coins.size), lambda: tfdp_rec.LazyDPSGD(1.0, **sizes),
+            lambda: CanaryTable(coins.size), lambda: tfdp_rec.LazyDPSGD(
+                1.0, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=sampling.expected_batch_size
+            ),
             lambda: sampling.graph_batches(lambda units: tf.gather(tf.constant(included), units)),
             running.resolver(), sampling=sampling, min_shard_bytes=400,
         )  # fmt: skip

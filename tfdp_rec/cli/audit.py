@@ -19,6 +19,7 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
+from pathlib import Path
 
 from tfdp_rec import mechanisms
 from tfdp_rec.cli import quiet
@@ -88,5 +89,5 @@ def _attack(run: str) -> int:
     quiet.import_tensorflow()
     from tfdp_rec.job import membership
 
-    print(f"{membership.write_page(run)}: for you alone, no epsilon covers it")
+    print(f"{membership.write_page(Path(run))}: for you alone, no epsilon covers it")
     return 0

@@ -9,7 +9,7 @@ It is computed from users' data without noise: for the log's owner.
 from __future__ import annotations
 
 import functools
-import pathlib
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from tfdp_rec.audit import attack_membership
 from tfdp_rec.core.claim.attack_rates import most_true_positives, profile_of
 from tfdp_rec.core.claim.ledger import read
-from tfdp_rec.core.ground.files import Path
 from tfdp_rec.job.evaluation import NewItemExamples
 from tfdp_rec.job.held_out import Ask, reopen
 from tfdp_rec.job.run_folder import LEDGER, RunFolder, find
@@ -38,7 +37,7 @@ with shadow models (`tfdp_rec.audit.attack_membership`), find more.
 """
 
 
-def write_page(run: Path) -> pathlib.Path:
+def write_page(run: Path) -> Path:
     """Attacks a run's released recommender; returns the page, in its private folder."""
     limit = functools.partial(most_true_positives, profile_of(read(find(run, LEDGER)).paid))
     log, users, ask = reopen(run)
