@@ -66,7 +66,6 @@ def release_figures(run: Path, epsilon: float) -> None:
         return print("The run has its figures: they are shown as they were kept, and nothing is paid.")
     if LABEL in [each.label for each in chain.paid]:
         raise ValueError(f"{path} has paid for figures that were lost, and they are made once: leave the metrics out.")
-    settings = _settings_of(config)
     event = GaussianDpEvent(noise_of_one_release(epsilon, config["delta"]))
     total = round_up(chain.epsilon(config["delta"], more=[Payment(event)]))
     log, users, ask = reopen(run)
@@ -74,7 +73,7 @@ def release_figures(run: Path, epsilon: float) -> None:
     with Ledger(path, "user", Snapshot(len(log), "user, item, time")) as ledger:
         number = ledger.pay(event, label=LABEL, settings={"sampling": None})
         try:
-            figures = _measure(log, users.test, settings.seed, ask, event.noise_multiplier)
+            figures = _measure(log, users.test, config["seed"], ask, event.noise_multiplier)
             ledger.note(NOTE, {"payment": number, "noise_multiplier": event.noise_multiplier, "figures": figures})
         except (KeyboardInterrupt, OSError):
             if not ledger.notes(NOTE):
@@ -85,7 +84,10 @@ def release_figures(run: Path, epsilon: float) -> None:
 def reopen(run: Path) -> tuple[Interactions, Users, Ask]:
     """The log of a finished run with its items, the users' split, and what was released."""
     config = json.loads(find(run, CONFIG).read_text(encoding="utf-8"))
-    settings = _settings_of(config)
+    settings = dataclasses.replace(JobSettings.from_config(config), mechanism=())  # no sampling is asked for
+    # Several days have the whole budget promised to them, and the figures would be of the last one alone.
+    if settings.days > 1 or settings.engine:
+        raise ValueError("Figures and attacks are of runs of one day that are not on Spark: leave them out.")
     source = choose_source(settings)
     source.check_settings()
     rows, columns = source.rows()
@@ -95,14 +97,6 @@ def reopen(run: Path) -> tuple[Interactions, Users, Ask]:
     if len(log) != config["num_users"] or not len(users.test):
         raise ValueError("The log has other users than the run had, or none held out: put its files back.")
     return log, users, ask
-
-
-def _settings_of(config: Mapping[str, Any]) -> JobSettings:
-    settings = dataclasses.replace(JobSettings.from_config(config), mechanism=())  # no sampling is asked for
-    # Several days have the whole budget promised to them, and the figures would be of the last one alone.
-    if settings.days > 1 or settings.engine:
-        raise ValueError("Figures and attacks are of runs of one day that are not on Spark: leave them out.")
-    return settings
 
 
 def load_released(run: Path, items: Items) -> Ask:
