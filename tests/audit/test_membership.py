@@ -23,10 +23,10 @@ def auc_by_pairs(inside, outside):
 def test_rates_and_area_are_those_of_their_definitions(ties):
     losses = np.random.default_rng(0).normal(size=600) + (np.arange(600) >= 300)
     losses = np.round(losses) if ties else losses
-    found = attack(losses, rates=(0.01, 0.1))["loss"]
-    inside, outside = losses[:300], losses[300:]
+    found = attack(losses, MEMBERS[:200], rates=(0.01, 0.1))["loss"]
+    inside, outside = losses[:200], losses[300:]
     assert found.auc.value == pytest.approx(auc_by_pairs(inside, outside))
-    assert np.array_equal(found.scores, -losses)
+    assert np.array_equal(found.scores, -np.append(inside, outside))
     for rate, reached in found.true_positives.items():
         thresholds = [t for t in np.append(losses, -np.inf) if np.mean(outside < t) <= rate]
         best = max(np.mean(inside < t) for t in thresholds)
