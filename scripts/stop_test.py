@@ -48,6 +48,7 @@ def write_log(folder: Path, users: int, items: int) -> list[str]:
     (folder / "items.txt").write_text("".join(f"s{i}\n" for i in range(items)))
     data = ["--data", folder / "log.csv", "--items", folder / "items.txt"]
     asked = [*data, "--user", "user", "--item", "item", "--time", "time", "--epsilon", EPSILON, "--delta", DELTA]
+    asked += ["--metrics-epsilon", 0]
     return ["train", "--mechanism", "spectral", *map(str, asked)]
 
 

@@ -490,10 +490,11 @@ def test_a_public_list_of_another_column_is_seen_before_anything_is_paid(log, tm
     titles, run = tmp_path / "titles.csv", tmp_path / "run"
     titles.write_text("name,number\n" + "".join(f"Film {n},i{n}\n" for n in range(20)))
     own = ["--data", str(log), "--user", "user", "--item", "item", "--items", str(titles), "--epsilon", "4"]
-    main(["train", *own, "--out", str(run)])
+    main(["train", *own, "--confidential", "--out", str(run)])
     said = "".join(capsys.readouterr())
     assert "the ids are taken from column 'name'" in said
-    assert "for you alone: 0 of 1,200 rows are of listed items. Is another column that of the ids?" in said
+    counted = (run / "private" / "confidential" / "log.jsonl").read_text()
+    assert "0 of 1,200 rows are of listed items. Is another column that of the ids?" in counted and "1,200" not in said
 
 
 # Ids that are text.

@@ -86,7 +86,7 @@ def ndcg_at_k(recommended: ArrayLike, relevant: Sequence[ArrayLike]) -> NDArray[
     """nDCG@k of each user; arguments as for `hits`."""
     found = hits(recommended, relevant)
     gains = 1 / np.log2(np.arange(2, found.shape[1] + 2))
-    most = np.array([min(len(np.unique(items)), found.shape[1]) for items in relevant])
+    most = np.array([min(len(np.unique(items)), found.shape[1]) for items in relevant], np.int64)
     return found @ gains / np.cumsum(gains)[most - 1]
 
 

@@ -82,6 +82,7 @@ class _Growth:
         args, path = self.args, self.args.out / "day.parquet"
         pyarrow.parquet.write_table(data, path)
         given = ["train", "--data", str(path), *more, "--quiet"]
+        given += [] if continues else ["--metrics-epsilon", "0"]  # days have none: the same for what is made anew
         if continues:
             given += ["--continue", str(out)]
         else:

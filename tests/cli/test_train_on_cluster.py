@@ -29,6 +29,7 @@ SMALL = SMALL.split()
 def test_the_main_job_trains_on_local_servers_and_releases(tmp_path):
     folder = tmp_path / "run"
     command = ["train", *SMALL, "--mechanism", "lazydpsgd", "sgd", "--local", "1", "2", "--out", str(folder)]
+    command.append("--confidential")
     # A process of its own: what TensorFlow connects to, it stays connected to.
     done = subprocess.run(
         [sys.executable, "-m", "tfdp_rec.cli", *command], capture_output=True, text=True, timeout=240,
@@ -41,7 +42,8 @@ def test_the_main_job_trains_on_local_servers_and_releases(tmp_path):
     results = {r["recommender"]: r for r in json.loads((folder / "private" / "results.json").read_text())}
     assert results["lazydpsgd"]["steps"] == 4 and 0 < results["lazydpsgd"]["epsilon"] <= 2
     assert results["sgd"]["steps"] == 4 and results["sgd"]["epsilon"] == float("inf")  # trained by EANA without noise
-    lines = [json.loads(line) for line in (folder / "private" / "metrics.jsonl").read_text().splitlines()]
+    curve = folder / "private" / "confidential" / "metrics.jsonl"
+    lines = [json.loads(line) for line in curve.read_text().splitlines()]
     assert "recall@10" in lines[-1] and lines[-1]["step"] == 4
 
 

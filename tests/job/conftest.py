@@ -33,7 +33,10 @@ def answer(capsys, run, *arguments):
 
 
 def results_of(run):
-    return {each["recommender"]: each for each in json.loads((run / "private" / "results.json").read_text())}
+    """Records by recommender: with exact figures of a run with --confidential, else what they cost."""
+    exact = run / "private" / "confidential" / "results.json"
+    found = exact if exact.exists() else run / "private" / "results.json"
+    return {each["recommender"]: each for each in json.loads(found.read_text())}
 
 
 def cut_at(patch, step, dead=False):
@@ -69,5 +72,5 @@ def run(log, tmp_path_factory):
     root = tmp_path_factory.mktemp("run")
     files = sorted(log.glob("*.parquet"))
     options = ["--titles", log.parent / "titles.csv", "--out", root / "run", "--checkpoint", root / "kept"]
-    assert train("--data", *files, *COLUMNS, *options, "--quiet") == 0
+    assert train("--data", *files, *COLUMNS, *options, "--confidential", "--quiet") == 0
     return root / "run"

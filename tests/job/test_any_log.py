@@ -27,7 +27,7 @@ from tfdp_rec.job.run_state import WarmStart
 from tfdp_rec.privacy import Accountant, Ledger, Snapshot
 from tfdp_rec.spectral import SpectralRecommender
 
-LABELS = ["private vocabulary", "popularity counts", "training"]
+LABELS = ["private vocabulary", "popularity counts", "training"]  # of several days, which have no figures
 UPON_LABELS = ["private vocabulary", "private sums to train upon"]
 
 

@@ -31,7 +31,7 @@ from tfdp_rec.cli import main
 from tfdp_rec.core.claim.ledger import ZERO_OUT, read
 from tfdp_rec.core.ground import interruption
 from tfdp_rec.datasets.logs.items import Items
-from tfdp_rec.job import budget, pipeline, report, run_state
+from tfdp_rec.job import budget, held_out, pipeline, report, run_state
 from tfdp_rec.job.recommenders import private_sums, training
 from tfdp_rec.job.run_state import RunState, WarmStart
 from tfdp_rec.job.sources import OwnFiles
@@ -39,6 +39,7 @@ from tfdp_rec.job.users import UserSubset
 from tfdp_rec.privacy import Ledger, Snapshot
 from tfdp_rec.serving import own_ids
 from tfdp_rec.spectral import SpectralRecommender, counting, denoising, scores
+from tfdp_rec.sums.private_metrics import LABEL as METRICS
 
 SUMS = ["private sums"]
 ALL = ["private vocabulary", *SUMS]
@@ -83,7 +84,10 @@ def small(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "write", lambda told, *_: told.folder.write("report.md", "a report"))
     asked = ["--user", "user_id", "--item", "sku", "--time", "ts", "--titles", tmp_path / "titles.csv", "--quiet"]
     asked += ["--items", tmp_path / "items.txt", "--data", tmp_path / "logs" / "ann@example.org.csv"]
-    return [*asked, "--out", tmp_path / "run"]
+    monkeypatch.setattr(report, "write_confidential", lambda told: None)
+    firsts = lambda asked, k: np.tile(np.arange(1, k + 1), (len(asked), 1))  # noqa: E731
+    monkeypatch.setattr(held_out, "load_released", lambda run, items: firsts)
+    return [*asked, "--confidential", "--out", tmp_path / "run"]
 
 
 def labels(run):
@@ -95,7 +99,7 @@ def no_raw_log(run):
     return not any(b"u-17" in path.read_bytes() for path in run.rglob("*") if path.is_file())
 
 
-def gone_on_with(run, expected=SUMS):
+def gone_on_with(run, expected=(*SUMS, METRICS)):
     """It goes on with the command that was shown, or, where nothing was paid, is begun again; and costs once."""
     if not labels(run):
         assert not run.exists()
@@ -103,8 +107,10 @@ def gone_on_with(run, expected=SUMS):
     if not (run / "release" / "released.npz").exists():  # which is written last
         assert (run / "private" / "resume" / "recommender.npz").exists()
         assert main(["train", "--out", str(run), "--resume", "--quiet"]) == 0
-    assert labels(run) == expected and WarmStart.load(run).release.fits == 1
-    assert sorted(path.name for path in (run / "private").iterdir()) == ["config.json", "report.md", "results.json"]
+    assert labels(run) == list(expected) and held_out.kept_figures(read(run / "release" / "ledger.jsonl"))[0]
+    assert WarmStart.load(run).release.fits == 1
+    left = ["confidential", "config.json", "report.md", "results.json"]
+    assert sorted(path.name for path in (run / "private").iterdir()) == left
 
 
 # Each fault at each place that writes.
@@ -112,8 +118,8 @@ def gone_on_with(run, expected=SUMS):
 PLACES = [
     (pipeline.Interactions, "read"), (OwnFiles, "titles"), (Ledger, "pay"), (SpectralRecommender, "release_sums"),
     (SpectralRecommender, "write"), (SpectralRecommender, "load"), (pipeline, "same_for_all"),
-    (UserSubset, "exact_counts"), (pipeline, "titles_of"), (private_sums, "statement"), (pipeline, "export"),
-    (report, "write"), (WarmStart, "save"),
+    (UserSubset, "exact_counts"), (private_sums, "statement"), (pipeline, "titles_of"), (pipeline, "export"),
+    (held_out, "load_released"), (held_out, "values_of"), (report, "write"), (WarmStart, "save"),
 ]  # fmt: skip
 
 
@@ -133,7 +139,8 @@ def test_a_fault_in_any_place_loses_nothing_paid_and_leaves_no_log(small, tmp_pa
     assert no_raw_log(tmp_path / "run") and "Traceback" not in said
     assert (f"Go on with: tfdp-rec train --out {run} --resume" in said) == bool(labels(run))
     late = PLACES.index(place) >= PLACES.index((SpectralRecommender, "load"))
-    assert labels(run) == (SUMS if late else [])
+    asks = PLACES.index(place) >= PLACES.index((private_sums, "statement"))
+    assert labels(run) == [*(SUMS if late else []), *([METRICS] if asks else [])]
     gone_on_with(run)
 
 
@@ -188,7 +195,7 @@ def test_items_that_were_found_are_kept_too(small, tmp_path, monkeypatch, capsys
     items = (tmp_path / "run" / "private" / "resume" / "items.parquet").read_bytes()
     monkeypatch.setattr(pipeline, "private_items", full)  # not found again
     assert main(["train", "--out", str(tmp_path / "run"), "--resume", "--quiet"]) == 0
-    assert labels(tmp_path / "run") == ALL and items
+    assert labels(tmp_path / "run") == [*ALL, METRICS] and items
 
 
 def test_what_kills_a_run_in_its_algebra_loses_nothing_paid(small, tmp_path, monkeypatch):
@@ -352,7 +359,7 @@ def test_the_disk_space_of_a_release_is_its_own_before_it_is_paid_for(small, tmp
             assert train(*small[:-1], disk / "run") == 2
         said = capsys.readouterr().err
         assert "Go on with" in said
-        assert (disk / "run" / "private" / "resume" / "recommender.npz").exists() and labels(disk / "run") == SUMS
+        assert (disk / "run" / "private" / "resume" / "recommender.npz").exists() and labels(disk / "run")[:1] == SUMS
         (disk / "others").unlink()
         gone_on_with(disk / "run")
     finally:
@@ -407,7 +414,8 @@ def test_an_empty_ledger_is_a_fresh_one_only_where_nothing_was_paid(small, tmp_p
     if left == "truncated":
         (ledger.parent / "statement.txt").touch()
     assert train(*small) == (0 if left in ("empty", "begun") else 2)
-    assert labels(tmp_path / "run") == SUMS if left in ("empty", "begun") else "Go on" not in capsys.readouterr().err
+    begun, paid = left in ("empty", "begun"), [*SUMS, METRICS]
+    assert labels(tmp_path / "run") == paid if begun else "Go on" not in capsys.readouterr().err
 
 
 def test_no_run_is_begun_where_a_recommender_that_was_only_compared_has_paid(small, tmp_path, capsys):
@@ -462,7 +470,7 @@ def test_the_released_part_names_no_file_of_the_log_and_the_private_part_is_its_
     private = [run / "private", *(run / "private").rglob("*")]
     assert {path.stat().st_mode & 0o77 for path in private} == {0}
     said = (run / "release" / "card.md").read_text()
-    assert (run / "release" / "statement.txt").read_text() in said and "recall" not in said
+    assert (run / "release" / "statement.txt").read_text() in said and "recall@10" in said
     assert str(log) in (run / "private" / "config.json").read_text()
     (run / "release").rename(tmp_path / "copy")
     try:

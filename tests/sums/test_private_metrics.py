@@ -12,6 +12,7 @@ from tfdp_rec.privacy import (
     Accountant,
     Ledger,
     PoissonSampling,
+    PublicGroups,
     RecommendedLists,
     ScoredRows,
     Snapshot,
@@ -35,6 +36,7 @@ class Data:
         self.hit = (rng.random(units) < 0.2).astype(float)
         self.owner = np.repeat(np.arange(units), rng.integers(0, most_rows + 1, units))
         self.scores, self.labels = rng.random(len(self.owner)), rng.integers(0, 2, len(self.owner))
+        self.group = rng.integers(0, 3, units)
         self.lists, self.items, self.slots = rng.integers(0, items + 1, [units, k]), items, units + 2
 
     def parts(self, kept):
@@ -42,6 +44,7 @@ class Data:
         return {
             "means": {"means": {"recall@10": self.share[kept], "hit@10": self.hit[kept]}},
             "losses": {"losses": {"log loss": (self.loss[kept], 2.5)}},
+            "groups": {"groups": PublicGroups(self.group[kept], [0, 1, 2])},
             "AUC": {"rows": ScoredRows([self.units[n] for n in self.owner[rows]], self.scores[rows], self.labels[rows],
                                        THRESHOLDS)},
             "lists": {"lists": RecommendedLists(self.lists[kept], self.items, self.slots)},
@@ -71,8 +74,9 @@ def most_moved(monkeypatch, data, names):
 
 
 @pytest.mark.parametrize(
-    "names", [["means"], ["losses"], ["AUC"], ["lists"], ["means", "losses"], ["means", "losses", "AUC", "lists"]]
-)
+    "names", [["means"], ["losses"], ["AUC"], ["lists"], ["means", "losses"], ["means", "losses", "AUC", "lists"],
+              ["means", "groups"], ["means", "losses", "groups", "AUC", "lists"]],
+)  # fmt: skip
 def test_no_unit_moves_the_vector_by_more_than_one_and_some_by_nearly_so(monkeypatch, names):
     rng, found = np.random.default_rng(0), []
     for _ in range(25):
@@ -132,6 +136,34 @@ def test_each_figure_is_its_definition(seed):
     assert max(figure.noise for figure in found.values()) < 1e-5
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_figures_of_groups_and_their_largest_gap_are_their_definition(seed):
+    data = Data(np.random.default_rng(seed), units=90)
+    found = private_metrics(**data.asked(["means", "losses", "groups"]), noise_multiplier=1e-6).figures
+    values = {"recall@10": data.share, "hit@10": data.hit, "log loss": np.minimum(data.loss, 2.5)}
+    assert list(found)[:3] == list(values) and len(found) == 3 * (1 + 3 + 1)
+    for name, of_units in values.items():
+        means = [of_units[data.group == group].mean() for group in range(3)]
+        assert [found[f"{name}, {group}"].value for group in range(3)] == pytest.approx(means, abs=1e-4)
+        gap = found[f"{name}, largest gap"]
+        assert gap.value == pytest.approx(max(means) - min(means), abs=1e-4)
+        errors = sorted(of_units[data.group == group].std() / (data.group == group).sum() ** 0.5 for group in range(3))
+        # Three pairs: 1.96 such errors are the normal quantile of 1 − .05/6.
+        assert gap.sampling * 1.959964 == pytest.approx(2.393980 * math.hypot(*errors[1:]), rel=1e-3)
+
+
+def test_a_group_that_noise_hides_says_nothing_and_is_left_out_of_the_gap():
+    recall, group = np.repeat([1.0, 0.0, 1.0], [4000, 4000, 3]), np.repeat(["a", "b", "c"], [4000, 4000, 3])
+    asked = {"units": np.arange(8003), "means": {"m": recall}, "noise_multiplier": 5.0}
+    found = private_metrics(**asked, groups=PublicGroups(group, ["a", "b", "c", "nobody"]), words=seeded(1)).figures
+    assert [found[f"m, {name}"].interval() for name in ("c", "nobody")] == 2 * [(0.0, 1.0)]
+    assert found["m, largest gap"].value > 0.97 and found["m, largest gap"].interval()[0] > 0.95
+    alone = private_metrics(**asked, groups=PublicGroups(group, ["c", "a", "b"]), words=seeded(1)).figures
+    assert alone["m, largest gap"].value > 0.97
+    hidden = private_metrics([1, 2], means={"m": [0, 1]}, noise_multiplier=5.0, groups=PublicGroups([1, 2], [1, 2]))
+    assert math.isnan(hidden.figures["m, largest gap"].value)
+
+
 # What intervals hold: of releases of new units, the population's figure in about 95 of 100.
 
 
@@ -146,6 +178,18 @@ def drawn_share(n):
 def drawn_loss(n):
     true = 1 - math.exp(-2.0)  # of an exponential variable that is cut at 2
     return lambda rng: ({"units": np.arange(n), "losses": {"m": (rng.exponential(1.0, n), 2.0)}}, true)
+
+
+def drawn_groups(means, sizes):
+    """Hits of units of groups of these sizes and means; true is the largest gap."""
+    group, mean = np.repeat(np.arange(len(means)), sizes), np.repeat(means, sizes)
+
+    def draw(rng):
+        hits = (rng.random(len(group)) < mean).astype(float)
+        named = PublicGroups(group, range(len(means)))
+        return {"units": np.arange(len(group)), "means": {"m": hits}, "groups": named}, max(means) - min(means)
+
+    return draw
 
 
 def true_auc():
@@ -190,6 +234,20 @@ def held(draw, noise, releases=2000, name=None):
 )  # fmt: skip
 def test_an_interval_holds_the_truth_in_95_of_100_releases(draw, noise):
     assert abs(held(draw, noise) - 0.95) < 0.02
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("noise", [0.05, 2.0])
+@pytest.mark.parametrize(
+    "means, sizes", [([0.2, 0.3], [900, 300]), ([0.2, 0.2], [600, 600]), (5 * [0.2], 5 * [400]),
+                     ([0.1, 0.3, 0.2, 0.2], [150, 1000, 1000, 1000])],
+)  # fmt: skip
+def test_the_largest_gap_is_held_at_least_as_often_whichever_pair_it_is(means, sizes, noise):
+    assert held(drawn_groups(means, sizes), noise, releases=1000, name="m, largest gap") > 0.93
+
+
+def test_the_largest_gap_of_many_equal_groups_is_not_told_to_be_one():
+    assert held(drawn_groups(6 * [0.2], 6 * [300]), 1.0, releases=300, name="m, largest gap") > 0.93
 
 
 def few(rng):
@@ -310,7 +368,7 @@ ROWS, LISTS = ScoredRows([1, 2], [0.1, 0.9], [0, 1], [0.5]), RecommendedLists([[
     "change, words",
     [({"means": {"m": [0.0, np.nan]}}, "not NaN"), ({"means": {"m": [0.0, 1.1]}}, "between 0 and 1"),
      ({"means": {"m": [-0.1, 1.0]}}, "between 0 and 1"), ({"means": {"m": [0.0]}}, "for each of the units"),
-     ({"means": {"m": [np.inf, 1.0]}}, "between 0 and 1"), ({"units": []}, "at least one held-out unit"),
+     ({"means": {"m": [np.inf, 1.0]}}, "between 0 and 1"), ({"units": []}, "for each of the units"),
      ({"units": [1, 1]}, "twice"), ({"units": [1, None]}, "no user id"), ({"means": {}}, "at least one metric"),
      ({"means": {"AUC": [0, 1]}, "rows": ROWS}, "each name once"), ({"noise_multiplier": 0.0}, "noise_multiplier"),
      ({"losses": {"l": ([0.0, np.nan], 1.0)}}, "not NaN"), ({"losses": {"l": ([0.0, 1.0], 0.0)}}, "public bound"),
@@ -326,6 +384,11 @@ ROWS, LISTS = ScoredRows([1, 2], [0.1, 0.9], [0, 1], [0.5]), RecommendedLists([[
      ({"lists": LISTS._replace(num_items=1)}, "least 2"),
      ({"lists": LISTS._replace(recommended=[[-1], [2]])}, "0..num_items"),
      ({"lists": LISTS._replace(num_slots=1)}, "slots"),
+     ({"groups": PublicGroups([1], [1, 2])}, "one of each unit"),
+     ({"groups": PublicGroups([1, 1], [1])}, "at least two"),
+     ({"groups": PublicGroups([1, 2], [1, 2, 2])}, "each once"),
+     ({"groups": PublicGroups([1, 3], [1, 2])}, "not among"),
+     ({"groups": PublicGroups([1, 2], [1, 2]), "means": {}, "rows": ROWS}, "means and losses"),
      ({"unit": "row"}, "units of training")],
 )  # fmt: skip
 def test_bad_arguments_are_refused_in_one_sentence_before_anything_is_paid(change, words):

@@ -547,13 +547,14 @@ def write_log(folder, rows):
 @slow
 def test_the_main_job_on_spark_is_that_of_one_machine_but_for_noise(spark, tmp_path):
     log = write_log(tmp_path, random_rows(8, users=400, rows=9000))
-    asked = [*log, "--mechanism", "spectral", "spectral-exact", "--delta", "1e-4", "--quiet"]
+    asked = [*log, "--mechanism", "spectral", "spectral-exact", "--delta", "1e-4", "--metrics-epsilon", "0"]
+    asked += ["--confidential", "--quiet"]
     for engine in ([], ["--engine", "spark"]):
         out = tmp_path / ("spark" if engine else "here")
         assert main(["train", *asked, *engine, "--out", str(out)]) == 0
     results, ledgers, statements = [], [], []
     for out in (tmp_path / "here", tmp_path / "spark"):
-        results.append(json.loads((out / "private" / "results.json").read_text()))
+        results.append(json.loads((out / "private" / "confidential" / "results.json").read_text()))
         ledgers.append([(paid.label, paid.event) for paid in read(out / "release" / "ledger.jsonl").paid])
         statements.append((out / "release" / "statement.txt").read_text())
         assert not (out / "private" / "resume").exists() and (out / "release" / "servable").is_dir()

@@ -5,9 +5,9 @@ r"""`tfdp-rec card`.
   tfdp-rec card --verify runs/spring/card
 
 Writes RUN/card: README.md, privacy.json, a copy of the ledger, and a plot. Every number in it is public, paid for, or
-computed from those; the report's figures never enter it. With --metrics-epsilon, private figures of the held-out
-users are made once: paid for in the run's ledger before these users are asked about, and kept there. They cost more
-than the --epsilon of the training; the card tells the sum. --verify makes a card again from its own files.
+computed from those; figures are the private ones that the run has paid for. For a run that has none they are made once
+with --metrics-epsilon: paid for in the run's ledger before held-out users are asked about, and kept there. They cost
+more than the --epsilon of the training; the card tells the sum. --verify makes a card again from its own files.
 """
 
 from __future__ import annotations

@@ -110,12 +110,13 @@ def _read_public(args: argparse.Namespace) -> tuple[PlanSettings, bool]:
 def _suggest(settings: PlanSettings, public: bool) -> Any:
     """The rows for the training that `tfdp-rec train` would make, beside what it spends before it."""
     from tfdp_rec.datasets.next_item import NextItemExamples
-    from tfdp_rec.job.budget import LABELS, PRIOR, Budget
+    from tfdp_rec.job.budget import LABELS, PRIOR, Budget, figures_noise
     from tfdp_rec.job.evaluation import HISTORY
     from tfdp_rec.job.recommenders.training import learning_rate_for, make_two_tower, refusals_as_wrong_arguments
     from tfdp_rec.job.sources import GeneratedTimelines
     from tfdp_rec.job.users import TRAIN
     from tfdp_rec.optimizers import LazyDPSGD
+    from tfdp_rec.sums.private_metrics import LABEL as METRICS
     from tfdp_rec.training.planner import suggest
 
     assert settings.units is not None and settings.num_items is not None
@@ -123,7 +124,9 @@ def _suggest(settings: PlanSettings, public: bool) -> Any:
     log = GeneratedTimelines(dataclasses.replace(settings, users=_MADE_UP, movies=num_items)).timelines()
     examples = NextItemExamples(log, None, HISTORY, settings.negatives_of(_TWO_TOWER, num_items))
     delta = min(1e-6, 1.0 / settings.units) if settings.delta is None else settings.delta
-    budget = Budget(settings.epsilon, delta, public=public, items_epsilon=settings.items_epsilon)
+    noise, of_items = figures_noise(settings.epsilon, delta, settings.units - users), settings.items_epsilon
+    budget = Budget(settings.epsilon, delta, public=public, items_epsilon=of_items, metrics_noise=noise)
+    spent = [(event, LABELS[file]) for file, event in budget.releases(PRIOR).items()]
 
     def prepare(plan: Any) -> tuple[Any, Any]:
         model = make_two_tower(settings, num_items, np.ones(num_items))
@@ -133,6 +136,6 @@ def _suggest(settings: PlanSettings, public: bool) -> Any:
     with refusals_as_wrong_arguments():
         return suggest(
             prepare, users, HISTORY + 1, epsilon=settings.epsilon, delta=delta, unit="user",
-            spent=[(event, LABELS[file]) for file, event in budget.releases(PRIOR).items()],
+            spent=spent + [(event, METRICS) for event in budget.figures],
             l2_norm_clip=settings.clip_of(_TWO_TOWER), accountant="pld", verbose=int(sys.stdout.isatty()),
         )  # fmt: skip

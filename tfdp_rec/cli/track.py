@@ -4,8 +4,8 @@ r"""`tfdp-rec track`.
   tfdp-rec track runs/spring --experiment clicks --report
 
 Makes a run of MLflow with ε and δ as metrics, and with statement, ledger and model card as artifacts: what is in
-release/, but for the model. With --report, the report is added, which no ε covers: only where all who read the tracking
-server may see the log. MLflow's own reports of its use to its makers are off unless MLFLOW_DISABLE_TELEMETRY is set.
+release/, but for the model. With --report, the report is added, which names the log's files and columns; exact figures
+never are. MLflow's own reports of its use to its makers are off unless MLFLOW_DISABLE_TELEMETRY is set.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("folder", metavar="RUN", help="a run folder, or a copy of its release/")
     parser.add_argument("--uri", help="tracking server (default: what MLflow is set to)")
     parser.add_argument("--experiment", default="tfdp-rec", help="experiment of MLflow (default: %(default)s)")
-    parser.add_argument("--report", action="store_true", help="the report, too, which is as private as the log")
+    parser.add_argument("--report", action="store_true", help="the report, too, which names the log's files")
 
 
 def run(args: argparse.Namespace) -> int:

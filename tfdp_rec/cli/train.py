@@ -4,7 +4,8 @@ r"""`tfdp-rec train`: a log of one's own, MovieLens files or generated timelines
       --out runs/spring                       a log of your own (docs/logs.md)
   tfdp-rec train --continue runs/spring --data next/*.parquet
                                               a further day of it
-  tfdp-rec train                              the main job: generated timelines
+  tfdp-rec train                              generated timelines
+  tfdp-rec train --confidential               the main job: others to compare with
   tfdp-rec train --mechanism spectral         private sums alone
   tfdp-rec train --mechanism upon-sums        a model trained upon private sums
   tfdp-rec train --mechanism auto             it, or the sums, as held-out users choose
@@ -20,7 +21,9 @@ r"""`tfdp-rec train`: a log of one's own, MovieLens files or generated timelines
 
 All options go with any log. The privacy unit is a user. Each ε is of one recommender by itself, and one of them
 is released. Writes a folder in two parts: release/, to be handed on, with the SavedModel, statement.txt and
-ledger.jsonl; private/, with report.html (and report.md), results and settings. Then try:
+ledger.jsonl; private/, with report.html (and report.md), results and settings. The figures of held-out users in it
+have noise, which is paid for within --epsilon (--metrics-epsilon). Exact ones, losses and curves, and comparisons with
+other recommenders, are made with --confidential alone, in private/confidential/. Then try:
 
   tfdp-rec recommend RUN --history ID ID ...
 """
@@ -42,7 +45,7 @@ from tfdp_rec.core.ground.files import end_hold, hold
 from tfdp_rec.core.ground.lazy_imports import optional
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.run_folder import LEDGER
-from tfdp_rec.job.settings import SHUFFLED, JobSettings
+from tfdp_rec.job.settings import POISSON, SHUFFLED, JobSettings
 from tfdp_rec.settings import add_options, choose, integer
 
 if TYPE_CHECKING:
@@ -50,7 +53,7 @@ if TYPE_CHECKING:
     from tfdp_rec.job.run_state import RunState
 
 # What may be chosen anew for a further day is what costs nothing.
-_FREE = ("data", "titles", "features", "keep", "recency", "top_k", "local", "cluster", "engine")
+_FREE = ("data", "titles", "features", "keep", "recency", "top_k", "local", "cluster", "engine", "confidential")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -124,6 +127,9 @@ def _choose_settings(args: argparse.Namespace, before: JobSettings) -> JobSettin
     source = choose_source(choose(args, before))
     settings = source.check_settings()
     usual = names.replace_unfit(source.usual, bool(settings.servers), settings.sampling == SHUFFLED)
+    if not settings.confidential:  # nothing would be said of the others
+        trains = bool(settings.servers) or settings.sampling != POISSON  # asked for, and of no use to sums
+        usual = (names.choose_released([*filter(names.is_two_tower, usual)] * trains or usual, settings.export),)
     settings = dataclasses.replace(settings, mechanism=tuple(dict.fromkeys(settings.mechanism or usual)))
     settings.refuse_contradictions(bool(args.continues))
     if settings.cluster:

@@ -5,6 +5,8 @@ a Gaussian of σ_s on the same users. Together they are one Gaussian and one fai
 
     σ⁻² = σ_v⁻² + σ_s⁻²,     ε = ε(Gaussian of σ, at δ − δ_ρ),     δ_ρ = δ/10.
 
+Figures of the held-out users are one more Gaussian, which takes its σ_m⁻² from the same sum (`figures_noise`).
+
 So σ is what ε and δ allow, σ_v is what the items' own ε allows, and σ_s is what is left: a quarter of ε by itself takes
 about a twentieth of σ⁻². dp_accounting has the last word, and its grid makes σ a hair larger. Two-towers get the noise
 that makes finding items, counting popularity and all steps together cost ε (`recommenders/training.py`). A training
@@ -46,6 +48,7 @@ from tfdp_rec.core.claim.ledger import Chain, Ledger, Payment
 from tfdp_rec.core.claim.statement import round_up
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.sums import set_union
+from tfdp_rec.sums.private_metrics import noise_of_metrics
 
 LABEL = "budget of all days"
 # Files of what is released before any training.
@@ -59,12 +62,23 @@ _OF_ITEMS = 0.25  # of ε, by itself
 _FAILING = 0.1  # of δ
 _BEFORE_TRAINING = 0.8  # of ε without that of items, for sums to train upon; a half is worse on real sessions
 _TO_BETTER, _TO_COMPARE = 0.02, 0.01  # of the sums' σ⁻²: for steps and the choice, and for the choice of these
+_LITTLE = 30.0  # with σ = √n / 30, n users asked, noise widens the interval of a mean of .1 by some 3%
 _GRID = 1e-4  # of ε: what a further distribution may be rounded up by
 
 
 def prior_noise(epsilon: float, delta: float) -> float:
     """σ of the popularity counts: at most a twenty-fifth of a two-tower's budget, in σ⁻², and never less than 4."""
     return max(4.0, 5.0 * noise_of_one_release(epsilon, delta))
+
+
+def figures_noise(epsilon: float, delta: float, asked: int, cost: float | None = None) -> float | None:
+    """σ of private figures of so many users, of this cost by themselves; None for none.
+
+    By default they add a twentieth of ε, or less where that many users let their figures bear more noise.
+    """
+    if cost == 0 or not asked:
+        return None
+    return noise_of_one_release(cost, delta) if cost else max(noise_of_metrics(epsilon, delta), asked**0.5 / _LITTLE)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +100,12 @@ class Budget:
     public: bool = False  # whether the items are a public list
     items_epsilon: float | None = None  # of finding items on all days, by itself; a quarter of ε if None
     days_per_user: int | None = None  # most days on which a user's rows count, k; all if None
+    metrics_noise: float | None = None  # σ of figures of the held-out users, on a single day; None for no figures
+
+    @property
+    def figures(self) -> list[DpEvent]:
+        """The event of the figures of held-out users, if there are to be any."""
+        return [] if self.metrics_noise is None else [GaussianDpEvent(self.metrics_noise)]
 
     @property
     def counted_days(self) -> int:
@@ -125,7 +145,9 @@ class Budget:
         """Noise multiplier of the sums of one day that a training goes on from."""
         of_items = 0.0 if self.public else self._items_share
         part = of_items + _BEFORE_TRAINING * (self.epsilon - of_items)
-        return dataclasses.replace(self, epsilon=part, items_epsilon=None if self.public else of_items).sums
+        items = None if self.public else of_items
+        # Figures have their price from the other part, as steps have.
+        return dataclasses.replace(self, epsilon=part, items_epsilon=items, metrics_noise=None).sums
 
     @property
     def comparison(self) -> DpEvent:
@@ -149,7 +171,7 @@ class Budget:
 
     def all_days(self, sums: float) -> DpEvent:
         """All days of one user, with sums of a noise multiplier, composed as a ledger composes its entries."""
-        events = [*self.releases().values(), GaussianDpEvent(sums)]
+        events = [*self.releases().values(), GaussianDpEvent(sums), *self.figures]
         return ComposedDpEvent([SelfComposedDpEvent(event, self.counted_days) for event in events])
 
     # In a ledger.
@@ -233,7 +255,13 @@ def _noise_of_sums(budget: Budget) -> float:
     aimed, delta = budget.epsilon, budget.delta if budget.public else (1 - _FAILING) * budget.delta
     while True:
         whole = noise_of_one_release(aimed, delta)
-        sums = (whole**-2 / budget.counted_days - budget.item_noise**-2) ** -0.5
+        left = whole**-2 / budget.counted_days - budget.item_noise**-2 - (budget.metrics_noise or math.inf) ** -2
+        if left <= 0:
+            raise ValueError(
+                f"epsilon {budget.epsilon:g} has nothing left for private sums beside found items and figures: give "
+                "less for these (--items-epsilon, --metrics-epsilon)."
+            )
+        sums = left**-0.5
         over = epsilon_of(budget.all_days(sums), budget.delta) - budget.epsilon
         if over <= 0:
             return sums

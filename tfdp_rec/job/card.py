@@ -38,7 +38,8 @@ _OF_A_RUN = (LEDGER, STATEMENT, RELEASED)
 _RATES = (0.01, 0.05, 0.1)  # of false positives
 _COVERED = "any reader of this card and of release/, with any other knowledge and any computing power"
 _NOT_COVERED = [
-    statement.CHOICE, statement.LOOKED_AT, statement.FIXED, "the report, and whatever else is in the run's private/",
+    statement.CHOICE, statement.LOOKED_AT, statement.FIXED,
+    "exact figures (--confidential), and whatever else is in the run's private/",
     "other runs, and further releases, from the same users: their costs add up",
     "people with several user ids: they lose as much for each", "histories that are sent to the recommender",
 ]  # fmt: skip

@@ -22,12 +22,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from tfdp_rec.core.ground.files import rows_at_a_time
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.next_item import NextItemExamples
 from tfdp_rec.metrics import Mean, ranks
 
 KS, HISTORY = (1, 5, 10, 20), 20
-_AT_ONCE = 500  # users, times the catalogue: about 50 MB
+_AT_ONCE, _SCORES = 500, 2**24  # users, and their scores at once: 64 MB, and a few times that
 
 Scores = Callable[[NDArray[np.int32]], Any]
 """From item numbers `[users, history]`, oldest first and then zeros, to scores `[users, items]`."""
@@ -73,11 +74,16 @@ class NewItemExamples:
         return before, int(self.number_of[items[place]])
 
 
+def users_at_once(num_items: int) -> int:
+    """How many users' scores of all items are in memory at a time."""
+    return min(_AT_ONCE, rows_at_a_time([1, num_items], _SCORES))
+
+
 class Evaluation:
     """Tests on the same examples for every recommender; `at_once` users' scores are in memory at a time."""
 
     def __init__(self, examples: NewItemExamples | NextItemExamples, seed: int, at_once: int = _AT_ONCE):
-        fixed, self.at_once = examples.fixed(seed), at_once
+        fixed, self._at_once = examples.fixed(seed), at_once
         self.context, self.label = fixed["context"], fixed["label"]
 
     def __len__(self) -> int:
@@ -94,7 +100,7 @@ class Evaluation:
 
     def ranks(self, scores: Scores) -> NDArray[np.int64]:
         """The rank, from 0, of each user's label."""
-        parts = [slice(start, start + self.at_once) for start in range(0, len(self), self.at_once)]
+        parts = [slice(start, start + self._at_once) for start in range(0, len(self), self._at_once)]
         return np.concatenate(
             [_ranks(np.array(scores(self.context[part])), self.context[part], self.label[part]) for part in parts]
         )

@@ -1,10 +1,11 @@
-"""Private figures of a finished run: what is released, asked about its held-out users, once and for a price.
+"""Private figures of a run: what is released, asked about its held-out users, once and for a price.
 
-    the price and the figures stand in the run's ledger:    pay  →  ask the SavedModel  →  add up with noise  →  note
+    all of it stands in the run's ledger:    pay  →  note that one asks  →  ask the SavedModel, add noise  →  note
 
-The note is the one place of the figures; it is durable before anything is shown. A process that ends between the
-payment and the note has spent it: the figures are not made again. Ctrl-C and a disk that fails give the payment back,
-since nothing that depends on the figures has left the process then.
+The last note is the one place of the figures; it is durable before anything is shown. A process that is killed between
+the two notes may have asked: the figures stay paid for, and are not made again. After Ctrl-C and a disk that fails
+nothing that depends on them has left the process, so that another note says that one may ask again. `tfdp-rec train`
+pays before it trains, since the statement of a training tells of it; a run that is cut off then goes on and asks later.
 
 A user's example is chosen by their own rows and a hash of their own id, and all held-out users are asked, not the first
 some: no user has a say in the value of another (docs/privacy-metrics.md). Popular are a tenth of the items, those that
@@ -26,10 +27,12 @@ from tfdp_rec.core.claim.events import GaussianDpEvent
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.core.claim.ledger import Chain, Ledger, Payment, Snapshot, read
 from tfdp_rec.core.claim.statement import round_up
+from tfdp_rec.core.ground.files import row_chunks
 from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.job.evaluation import HISTORY, NewItemExamples
+from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.run_folder import CONFIG, LEDGER, find, find_servable
 from tfdp_rec.job.run_state import WarmStart
 from tfdp_rec.job.settings import JobSettings
@@ -38,7 +41,8 @@ from tfdp_rec.job.users import Users, split_users
 from tfdp_rec.metrics import ndcg_at_k, popular_share, recall_at_k
 from tfdp_rec.sums.private_metrics import LABEL, Figure, RecommendedLists, private_metrics
 
-K, NOTE = 10, "figures of held-out units"
+K, NOTE, ASKS = 10, "figures of held-out units", "held-out units are asked"
+_AT_ONCE = 2**24  # scores, 64 MB
 Ask = Callable[[NDArray[np.int32], int], NDArray[np.int32]]
 """From item numbers `[users, n]`, oldest first and then zeros, to the numbers of the k best items, `[users, k]`."""
 
@@ -71,10 +75,10 @@ def release_figures(run: Path, epsilon: float) -> None:
     log, users, ask = reopen(run)
     print(f"Figures of held-out users take epsilon to {total:g}, at delta = {config['delta']:g}.", flush=True)
     with Ledger(path, "user", Snapshot(len(log), "user, item, time")) as ledger:
-        number = ledger.pay(event, label=LABEL, settings={"sampling": None})
+        number = pay_for_figures(ledger, event)
+        assert number is not None
         try:
-            figures = _measure(log, users.test, config["seed"], ask, event.noise_multiplier)
-            ledger.note(NOTE, {"payment": number, "noise_multiplier": event.noise_multiplier, "figures": figures})
+            make_figures(ledger, number, event, log, users.test, config["seed"], ask)
         except (KeyboardInterrupt, OSError):
             if not ledger.notes(NOTE):
                 ledger.give_back(number, 1)
@@ -84,7 +88,9 @@ def release_figures(run: Path, epsilon: float) -> None:
 def reopen(run: Path) -> tuple[Interactions, Users, Ask]:
     """The log of a finished run with its items, the users' split, and what was released."""
     config = json.loads(find(run, CONFIG).read_text(encoding="utf-8"))
-    settings = dataclasses.replace(JobSettings.from_config(config), mechanism=())  # no sampling is asked for
+    settings = JobSettings.from_config(config)
+    # Nothing else decides who is tested on; of no mechanism no sampling is asked for.
+    settings = dataclasses.replace(settings, mechanism=tuple({names.auto.name}.intersection(settings.mechanism)))
     # Several days have the whole budget promised to them, and the figures would be of the last one alone.
     if settings.days > 1 or settings.engine:
         raise ValueError("Figures and attacks are of runs of one day that are not on Spark: leave them out.")
@@ -97,6 +103,29 @@ def reopen(run: Path) -> tuple[Interactions, Users, Ask]:
     if len(log) != config["num_users"] or not len(users.test):
         raise ValueError("The log has other users than the run had, or none held out: put its files back.")
     return log, users, ask
+def pay_for_figures(ledger: Ledger, event: GaussianDpEvent) -> int | None:
+    """The payment for figures that are still to be made, made now if there is none; None if they were made or lost."""
+    paid = [each.number for each in ledger.paid if each.label == LABEL]
+    if not paid:
+        return ledger.pay(event, label=LABEL, settings={"sampling": None})
+    asked = ledger.notes(ASKS)
+    return None if asked and asked[-1]["payment"] == paid[0] else paid[0]
+
+
+def make_figures(
+    ledger: Ledger, payment: int, event: GaussianDpEvent, log: Interactions, held_out: NDArray[np.int64], seed: int,
+    ask: Ask,
+) -> None:  # fmt: skip
+    """Asks, and keeps the figures that were paid for in the ledger."""
+    try:
+        ledger.note(ASKS, {"payment": payment})
+        found = private_metrics(**values_of(log, held_out, seed, ask), noise_multiplier=event.noise_multiplier).figures
+        figures = {name: dataclasses.asdict(figure) for name, figure in found.items()}
+        ledger.note(NOTE, {"payment": payment, "noise_multiplier": event.noise_multiplier, "figures": figures})
+    except (KeyboardInterrupt, OSError):
+        if not ledger.notes(NOTE):
+            ledger.note(ASKS, {"payment": None})
+        raise
 
 
 def load_released(run: Path, items: Items) -> Ask:
@@ -108,23 +137,27 @@ def load_released(run: Path, items: Items) -> Ask:
     named = np.array(["" if is_text else Catalogue(np.array(ids)).padding, *ids], object)
 
     def ask(histories: NDArray[np.int32], k: int) -> NDArray[np.int32]:
-        asked = tf.constant(named[histories].tolist(), tf.string if is_text else tf.int64, histories.shape)
-        found = loaded.signatures["top_k"](history=asked, k=tf.constant(k))["ids"].numpy()
-        return items.numbers([each.decode() if is_text else each for each in found.ravel()]).reshape(found.shape)
+        found = np.zeros([len(histories), k], np.int32)
+        for start, end in row_chunks([len(histories), len(ids)], _AT_ONCE):
+            typed = named[histories[start:end]].tolist()
+            asked = tf.constant(typed, tf.string if is_text else tf.int64, [end - start, histories.shape[1]])
+            best = loaded.signatures["top_k"](history=asked, k=tf.constant(k))["ids"].numpy().ravel()
+            numbers = items.numbers([each.decode() if is_text else each for each in best])
+            found[start:end] = numbers.reshape(end - start, k)
+        return found
 
     return ask
 
 
-def _measure(log: Interactions, held_out: NDArray[np.int64], seed: int, ask: Ask, noise: float) -> dict[str, Any]:
-    """Figures by name, as a ledger keeps them."""
+def values_of(log: Interactions, held_out: NDArray[np.int64], seed: int, ask: Ask) -> dict[str, Any]:
+    """What `private_metrics` is given: values without noise, of each user who can be asked."""
     contexts, labels = NewItemExamples(log, held_out).by_own_rows(log.uniforms(f"tfdp-rec card {seed}"))
     num_items = log.num_items
     there, k = labels >= 0, min(K, num_items)
     lists, relevant = ask(contexts[there], k), list(labels[there][:, None])
     popular = ask(np.zeros([1, HISTORY], np.int32), -(-num_items // 10))[0]
-    found = private_metrics(
-        held_out[there], noise_multiplier=noise, lists=RecommendedLists(lists, num_items, len(held_out)),
-        means={f"recall@{k}": recall_at_k(lists, relevant), f"nDCG@{k}": ndcg_at_k(lists, relevant),
-               "popularity share": popular_share(lists, popular)},
-    )  # fmt: skip
-    return {name: dataclasses.asdict(figure) for name, figure in found.figures.items()}
+    means = {
+        f"recall@{k}": recall_at_k(lists, relevant), f"nDCG@{k}": ndcg_at_k(lists, relevant),
+        "popularity share": popular_share(lists, popular),
+    }  # fmt: skip
+    return {"units": held_out[there], "means": means, "lists": RecommendedLists(lists, num_items, len(held_out))}

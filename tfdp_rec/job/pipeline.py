@@ -6,7 +6,8 @@
 *One ε a recommender.* Each private one has the whole budget and a ledger of its own, in which everything is paid for
 before the log is looked at for it. So one of them leaves the run, chosen by its name (`recommenders.names`), and of the
 others there are only results. Held-out users have a say in which items there are, some of them in what `auto` releases
-(`recommenders.comparison`), and in nothing else.
+(`recommenders.comparison`), and in nothing else but the figures of the released one, which are private and paid for in
+its ledger (`held_out.py`). Exact figures are made with --confidential alone.
 
 **A further day** (`--continue`) finds the items that are new in it, and adds its sums to those that were released
 before. Users stay on their side of the split on all days.
@@ -33,10 +34,11 @@ from tfdp_rec.core.claim.accountant import Accountant
 from tfdp_rec.core.claim.composition import epsilon_of
 from tfdp_rec.core.claim.events import ComposedDpEvent, GaussianDpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.statement import Statement, round_up
-from tfdp_rec.core.ground.files import replace_atomically, rows_at_a_time
+from tfdp_rec.core.ground.files import replace_atomically
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items, as_kind
-from tfdp_rec.job import report
+from tfdp_rec.job import budget as budgets
+from tfdp_rec.job import held_out, report
 from tfdp_rec.job.budget import (
     COMPARED_SUMS,
     ITEMS,
@@ -48,19 +50,20 @@ from tfdp_rec.job.budget import (
     count_days,
     release_file,
 )
-from tfdp_rec.job.evaluation import HISTORY, Evaluation, NewItemExamples, same_for_all
+from tfdp_rec.job.evaluation import HISTORY, Evaluation, NewItemExamples, same_for_all, users_at_once
 from tfdp_rec.job.recommenders import comparison, names, private_sums
 from tfdp_rec.job.recommenders.names import is_trained, is_two_tower
-from tfdp_rec.job.run_folder import CONFIG, MODEL, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
+from tfdp_rec.job.run_folder import CONFIDENTIAL, CONFIG, MODEL, PRIVATE, RELEASE, SERVABLE, STATEMENT, RunFolder
 from tfdp_rec.job.run_state import LOG, Job, MadeRecommender, Material, Progress, ReleasePayment, RunState, WarmStart
 from tfdp_rec.job.seats import take_seats
 from tfdp_rec.job.settings import ELSEWHERE, JobSettings
 from tfdp_rec.job.sources import LogSource, features_of, titles_of
-from tfdp_rec.job.users import UserSubset, refuse_other_kind, split_on_spark, split_users, subset_of
+from tfdp_rec.job.users import Users, UserSubset, refuse_other_kind, split_on_spark, split_users, subset_of
 from tfdp_rec.serving.own_ids import export, line_breaks
 from tfdp_rec.settings import flag
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.spectral.rules import MOST_HEAD
+from tfdp_rec.sums.private_metrics import Figure
 from tfdp_rec.sums.set_union import least_users, private_items
 from tfdp_rec.sums.spark import SparkLog, rows_of
 
@@ -69,8 +72,8 @@ if TYPE_CHECKING:
 
 _UNPROVEN = "training without a guarantee"
 _MORE_ITEMS = "give a public list (--items), more users, or a larger --epsilon or --items-epsilon"
+_PUBLIC_RESULTS = ("recommender", "steps", "epsilon", "noise_multiplier")
 _TEST_USERS = 8000  # at most
-_SCORES = 2**24  # at once, while testing: 64 MB, and a few times that
 
 
 def run(
@@ -92,21 +95,24 @@ def run(
         for name in settings.mechanism:
             done = state.result(name)
             if done is None or name == settings.released_name:
+                payment = _pay_for_figures(job) if name == settings.released_name else None  # its statement has it
                 recommender = _make(job, material, name, train)
                 statement = dict(recommender.statement.fields) if recommender.statement else None
                 done = done or {"record": _record(name, recommender, material), "statement": statement}
                 state.keep_result(name, done)
                 if name == settings.released_name:  # at once: what goes wrong with the others does not lose it
                     released, titles = recommender, _release(job, items, recommender)
+                    if payment is not None:
+                        _make_figures(job, material, items, payment)
             results.append(done["record"])
             if done["statement"] and name != settings.released_name:
                 statements[name] = Statement(done["statement"])
-        _write_report(job, items, released, titles, results, statements)
+        figures = _write_report(job, items, released, titles, results, statements)
         # Last: where it is, it is whole.
         WarmStart(items, job.chain.mark, None, titles).save(
             state.folder.path, material.releases.get(release_file(settings.released_name))
         )
-        _say_end(job, material, titles, results)
+        _say_end(job, material, titles, figures)
         return state.folder
     finally:
         state.close()
@@ -127,7 +133,7 @@ def _read_log(source: LogSource, state: RunState, show: Progress) -> Any:
         log: Any = SparkLog(rows_of(rows), **columns)
     else:
         log = Interactions.read(rows, **columns, folder=state.directory / LOG)
-    show.note("for you alone, these counts are private: " + " ".join(log.summary().split("\n")).strip())
+    state.tell_owner(log.summary())
     return log
 
 
@@ -153,7 +159,7 @@ def _prepare(source: LogSource, state: RunState, show: Progress, log: Any) -> Jo
     _refuse_unfit(settings, log, public)
     private = [name for name in settings.mechanism if names.look_up(name).claims_epsilon]
     state.open(log, list(dict.fromkeys([*private, settings.released_name])), settings.released_name)
-    budget = _decide_budget(state, settings, len(log), len(users.train), public is not None)
+    budget = _decide_budget(state, settings, len(log), users, public is not None)
     kind = (log.found()[1] if public is None else public.ids).type
     job = Job(settings, source, state, show, log, users, public, source.titles(kind), source.features(kind), budget)
     for name, ledger in state.ledgers.items():
@@ -184,11 +190,13 @@ def _delta_of(settings: JobSettings, users: int) -> float:
     return min(1e-6, 1.0 / users) if settings.delta is None else settings.delta
 
 
-def _decide_budget(state: RunState, settings: JobSettings, users: int, trained: int, public: bool) -> Budget:
+def _decide_budget(state: RunState, settings: JobSettings, users: int, split: Users, public: bool) -> Budget:
     """What the first day decided; on the first day this decides it."""
+    trained, delta = len(split.train), _delta_of(settings, users)
+    asked = len(split.test) * settings.has_figures
+    noise = budgets.figures_noise(settings.epsilon, delta, asked, settings.metrics_epsilon)
     budget = Budget(
-        settings.epsilon, _delta_of(settings, users), settings.days, public, settings.items_epsilon,
-        settings.days_per_user
+        settings.epsilon, delta, settings.days, public, settings.items_epsilon, settings.days_per_user, noise
     )  # fmt: skip
     if state.earlier:
         budget = Budget.read(state.ledgers[settings.released_name])
@@ -265,8 +273,8 @@ def _refuse_full_disk(job: Job) -> None:
         free = shutil.disk_usage(folder).free
         if free < disks[disk]:
             raise OSError(
-                f"The disk of {folder} has {free / 2**20:.0f} MB left, and what is about to be paid for may take "
-                f"{disks[disk] / 2**20:.0f} MB: free some space, or give another --out or --checkpoint."
+                f"The disk of {folder} has {free / 2**20:.0f} MB left, and what is about to be paid for may take more: "
+                "free some space, or give another --out or --checkpoint."  # how much would tell of the items there are
             )
 
 
@@ -277,7 +285,7 @@ def _take_seats(job: Job) -> NDArray[np.bool_] | None:
         return None
     seated, list_id = take_seats(state.folder.private, job.chain, job.budget, job.log, state.seats)
     state.keep(seats=list_id)
-    job.show.note(f"for you alone: {seated.sum():,} of {len(job.log):,} users have a seat today")
+    state.tell_owner(f"{seated.sum():,} of {len(job.log):,} users have a seat today")
     return seated
 
 
@@ -344,16 +352,18 @@ def _gather(job: Job, items: Items, seated: NDArray[np.bool_] | None) -> Materia
     if job.settings.items and not job.settings.engine:  # no refusal: whether there is one would tell of the rows
         listed, rows = log.num_rows, job.log.num_rows
         other = "" if 2 * listed >= rows else ". Is another column that of the ids?"
-        job.show.note(f"for you alone: {listed:,} of {rows:,} rows are of listed items{other}")
+        job.state.tell_owner(f"{listed:,} of {rows:,} rows are of listed items{other}")
     counted = job.users.train if seated is None else job.users.train[seated[job.users.train]]
     releases: dict[str | None, Any] = {
         file: _count_popularity(job, log, counted) if file == PRIOR else
         private_sums.release(job, log, counted, file, features, seated is not None)
         for file in _release_files(job.settings)
     }  # fmt: skip
-    tested = job.users.held_out.with_items(items) if job.users.held_out else log
-    examples = NewItemExamples(tested, job.users.test[:_TEST_USERS])
-    tests = Evaluation(examples, job.settings.seed, min(500, rows_at_a_time([1, log.num_items], _SCORES)))
+    tests = None
+    if job.settings.confidential:
+        tested = job.users.held_out.with_items(items) if job.users.held_out else log
+        examples = NewItemExamples(tested, job.users.test[:_TEST_USERS])
+        tests = Evaluation(examples, job.settings.seed, users_at_once(log.num_items))
     return Material(log, job.users, releases, tests, features)
 
 
@@ -374,6 +384,8 @@ def _count_popularity(job: Job, log: Interactions, counted: NDArray[np.int64]) -
 
 def _test_popularity(job: Job, material: Material) -> list[dict[str, Any]]:
     """Results of the most popular items for everyone: counted exactly, and as they were released."""
+    if material.tests is None:
+        return []
     releases, users = material.releases, subset_of(material.log, job.users.train)
     exact = users.exact_counts(material.log.catalogue)
     shown: list[tuple[str, Any, float | None]] = [(names.popularity.name, exact, None)]
@@ -398,7 +410,7 @@ def _counts_epsilon(job: Job, noise: float) -> float:
 def _make(
     job: Job, material: Material, name: str, train: Callable[[Training], MadeRecommender] | None
 ) -> MadeRecommender:
-    job.show.begin(f"{names.look_up(name).label}: making and testing on {len(material.tests):,} users")
+    job.show.begin(f"{names.look_up(name).label}: making it{' and testing it' * job.settings.confidential}")
     if name == job.settings.released_name and not names.look_up(name).claims_epsilon:
         if _UNPROVEN not in [paid.label for paid in job.chain.paid]:
             job.chain.pay(NonPrivateDpEvent(), label=_UNPROVEN, settings={"sampling": None})
@@ -415,14 +427,30 @@ def _make(
 
 
 def _record(name: str, made: MadeRecommender, material: Material) -> dict[str, Any]:
-    """What results.json says of a recommender."""
+    """What results.json says of a recommender; with exact figures, where these are asked for."""
+    cost = {"steps": made.steps, "epsilon": made.epsilon, "noise_multiplier": made.noise_multiplier}
+    if material.tests is None:
+        return {"recommender": name, **cost}
     means = material.tests.measure(made.scores) if made.means is None else made.means
     return {
         "recommender": name, "recalls": {metric: mean.value for metric, mean in means.items()},
-        "errors": {metric: mean.error for metric, mean in means.items()},
-        "test_users": len(material.tests), "steps": made.steps, "epsilon": made.epsilon,
-        "noise_multiplier": made.noise_multiplier,
+        "errors": {metric: mean.error for metric, mean in means.items()}, "test_users": len(material.tests), **cost,
     }  # fmt: skip
+
+
+def _pay_for_figures(job: Job) -> int | None:
+    """The payment for figures that are to be made; None if there are to be none, or they were made or lost."""
+    if not job.budget.figures:
+        return None
+    payment = held_out.pay_for_figures(job.chain, *job.budget.figures)
+    job.state.keep()
+    return payment
+
+
+def _make_figures(job: Job, material: Material, items: Items, payment: int) -> None:
+    ask, (event,), users = held_out.load_released(job.state.folder.path, items), job.budget.figures, job.users.test
+    held_out.make_figures(job.chain, payment, event, material.log, users, job.settings.seed, ask)
+    job.state.keep()
 
 
 def _release(job: Job, items: Items, made: MadeRecommender) -> Mapping[Any, str]:
@@ -442,8 +470,8 @@ def _release(job: Job, items: Items, made: MadeRecommender) -> Mapping[Any, str]
 def _write_report(
     job: Job, items: Items, made: MadeRecommender, titles: Mapping[Any, str], results: Sequence[dict[str, Any]],
     statements: Mapping[str, Statement],
-) -> None:  # fmt: skip
-    """The report, with results and settings beside it."""
+) -> Mapping[str, Figure]:  # fmt: skip
+    """Writes the report, with results and settings beside it; returns the private figures in it."""
     job.show.begin("writing the report")
     settings, folder, released = job.settings, job.state.folder, job.settings.released_name
     why = comparison.WHY_SUMS if names.auto.name in job.state.settings.mechanism and released != names.auto.name else ""
@@ -456,15 +484,25 @@ def _write_report(
         "delta": job.budget.delta, "noise_multipliers": job.state.noises,
         "shared_negatives": settings.negatives_of(released, len(items)),
     }  # fmt: skip
-    folder.write("results.json", json.dumps(results, indent=1))
+    public = [{name: result[name] for name in _PUBLIC_RESULTS} for result in results]
+    folder.write("results.json", json.dumps(public, indent=1))
     scores = np.asarray(made.scores(np.zeros([1, HISTORY], np.int32)))[0]
     first = items.of(np.argsort(-scores, kind="stable")[:5] + 1)  # for an empty history
     answers = [(item, titles.get(item, "")) for item in first]
-    report.write(report.RunReport(folder, job.source, config, results, statements, made.statement, answers))
+    kept, why = held_out.kept_figures(job.chain)
+    figures = {name: held_out.figure_of(kept[name]) for name in sorted(kept, reverse=True)}  # recall first
+    content = report.RunReport(
+        folder, job.source, config, results, statements, made.statement, answers, figures, why
+    )  # fmt: skip
+    report.write(content)
+    if settings.confidential:
+        folder.write(f"{CONFIDENTIAL}/results.json", json.dumps(results, indent=1))
+        report.write_confidential(content)
     folder.write(CONFIG, json.dumps(config, indent=1))  # where it is, a run can be continued
+    return figures
 
 
-def _say_end(job: Job, material: Material, titles: Mapping[Any, str], results: Sequence[dict[str, Any]]) -> None:
+def _say_end(job: Job, material: Material, titles: Mapping[Any, str], figures: Mapping[str, Figure]) -> None:
     settings, show, delta = job.settings, job.show, job.budget.delta
     if not show.verbose:
         return
@@ -473,8 +511,8 @@ def _say_end(job: Job, material: Material, titles: Mapping[Any, str], results: S
     if settings.features:
         show.note(f"{sum(map(bool, material.features or ())):,} of {material.log.num_items:,} items have features")
     show.note("done")
-    if results[0]["test_users"]:
-        print(f"\nHeld-out users, without noise, for you alone:\n{report.text(results)}")
+    if figures:
+        print(f"\nHeld-out users, with noise that was paid for:\n{report.text(figures)}")
     is_private = names.look_up(settings.released_name).claims_epsilon
     spent = round_up(job.chain.epsilon(delta)) if is_private else float("inf")
     folder, cost = job.state.folder.path, f"epsilon = {spent:g} at delta = {delta:g}"

@@ -1,7 +1,8 @@
-"""What a run says of itself: the report, for those who may see the log; and the model card, which may be handed on.
+"""What a run says of itself: the report, and the model card, which may be handed on; and a page for the owner alone.
 
-Results of tests are computed from users' data without noise. The report says so, and no ε covers it. What is said of
-the guarantee is read from the statement's fields, so that neither can promise something else.
+Figures of the report and of the card are private, and paid for in the run's ledger. Exact results of tests, which no ε
+covers, are on the confidential page alone. What is said of the guarantee is read from the statement's fields, so that
+none of them can promise something else.
 """
 
 from __future__ import annotations
@@ -21,10 +22,11 @@ from tfdp_rec.job import page
 from tfdp_rec.job.evaluation import HISTORY, KS
 from tfdp_rec.job.recommenders import names
 from tfdp_rec.job.recommenders.names import is_trained, look_up
-from tfdp_rec.job.run_folder import CARD, MODEL, RELEASE, RunFolder
+from tfdp_rec.job.run_folder import CARD, CONFIDENTIAL, MODEL, RELEASE, RunFolder
 from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.job.sources import LogSource
 from tfdp_rec.metrics import Mean
+from tfdp_rec.sums.private_metrics import Figure
 
 SHOWN = ("recall@10", "recall@20", "nDCG@10")
 NO_GUARANTEE = Statement({"Guarantee": "none: this is not private, and no epsilon holds for it"})
@@ -32,11 +34,15 @@ _WARNING = (
     "> **Not private.** Losses, recalls and nDCG below were computed from users' data without noise. They are for "
     "those who may see the log; the ε of the table covers what is released, not this page."
 )
+_OF_THE_FIGURES = (
+    "Each held-out user is asked for an item that was new to them, after up to 20 rows before it. Brackets hold 95% "
+    "intervals, of the noise and of the choice of these users; their price is part of the ε."
+)
 _HISTORIES = "A question holds a history, and no ε covers that: keep it between the user and you."
 _LIMITS = (
     "It knows the items of its list alone: others are ignored in a history, and never recommended.",
-    "Tested once, offline, on other users of the same data: later performance, other places, and differences between "
-    "groups of users were not measured.",
+    "Tested at most once, offline, on other users of the same data: later performance, other places, and differences "
+    "between groups of users were not measured.",
     "Noise hides what few users have in common: rare items, and users with rare tastes, gain the least.",
     _HISTORIES,
 )
@@ -57,10 +63,10 @@ _RELEASED_FILES = (
     ("`released.npz`", "items and titles; of private sums, the sums as they were released, for days that follow"),
 )
 _PRIVATE_FILES = (
-    "Hand on `release/` alone. No ε covers what is in `private/`: this report, its pictures and `results.json`; "
-    "settings with the names of the log's files (`config.json`); losses and tests during training (`metrics.jsonl`, "
-    "`tensorboard/`); the ledgers of recommenders that were only compared (`ledgers/`); and the days on which users' "
-    "rows counted (`seats.parquet`)."
+    "Hand on `release/` alone. In `private/` are this report and settings (`config.json`), with the names of the log's "
+    "files; the ledgers of recommenders that were only compared (`ledgers/`); and what no ε covers: the days on which "
+    "users' rows counted (`seats.parquet`), and, of runs with --confidential, exact figures, losses and curves "
+    "(`confidential/`)."
 )
 
 
@@ -72,9 +78,6 @@ _KINDS = {
     names.auto.name: "counts of items and of pairs, summed over users with noise; and tables that are trained upon "
     "them, unless the statement says that these sums leave alone",
 }
-_CURVES = {
-    "recall@10": "recall@10 on held-out users", "loss": "training loss", "epsilon": "ε spent (user-level)"
-}  # fmt: skip
 
 
 @dataclasses.dataclass(frozen=True)
@@ -88,6 +91,8 @@ class RunReport:
     others: Mapping[str, Statement]  # of the recommenders that were only compared, by name
     said: str | None  # the statement of the released one
     answers: Sequence[tuple[Any, str]]  # ids and titles of the first items recommended for an empty history
+    figures: Mapping[str, Figure]  # private ones, of held-out users
+    no_figures: str  # why there are none
 
     @property
     def records(self) -> dict[str, dict[str, Any]]:
@@ -110,15 +115,9 @@ def table(results: Sequence[dict[str, Any]]) -> list[list[str]]:
     return rows
 
 
-def text(results: Sequence[dict[str, Any]]) -> str:
-    """The table for a terminal of 80 columns: means, and half of the 95% interval."""
-    shown = ("recall@10", "nDCG@10")
-    rows = [["", *shown, "ε"]]
-    for result in results:
-        means = [f"{result['recalls'][m]:.4f} ± {1.96 * result['errors'][m]:.4f}" for m in shown]
-        rows.append([look_up(result["recommender"]).label, *means, _epsilon(result["epsilon"])])
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join("  ".join(map(str.ljust, row, widths)).rstrip() for row in rows)
+def text(figures: Mapping[str, Figure]) -> str:
+    """Private figures for a terminal."""
+    return "\n".join(f"{name:18}{figure}" for name, figure in figures.items())
 
 
 def write(report: RunReport) -> None:
@@ -131,42 +130,65 @@ def write(report: RunReport) -> None:
     folder.write(CARD, f"{begins} {_HISTORIES}\n\n{card}\n")
     day = f", day {config['day']} of at most {config['days']}" if config["days"] > 1 else ""
     title = f"Run of {config['when'].replace('T', ', ')}{day}"
-    pictures = _pictures(report)
     others = [f"### {look_up(name).label}\n\n{page.verbatim(said)}" for name, said in report.others.items()]
     blocks = [
-        f"# {title}", _WARNING, *_tests(report),
-        "\n".join(f"![{about}]({file})" for file, (about, _) in pictures.items()),
+        f"# {title}", _summary(report),
         page.section("Model card", _describe_release(report), _PRIVATE_FILES),
         *_card(report, folder.path.resolve().name, True),
         *([page.section("What each of the others has cost", *others)] if others else []),
     ]  # fmt: skip
-    markdown, files = "\n\n".join(blocks) + "\n", {file: png for file, (_, png) in pictures.items()}
-    for file, png in files.items():
-        folder.write(file, png)
-    folder.write("report.md", markdown)
-    folder.write("report.html", page.render_html(title, markdown, files))
+    _write_page(folder, "", title, blocks, {})
+
+
+def write_confidential(report: RunReport) -> None:
+    """Writes the page of exact figures, for those who may see the log."""
+    title, pictures = "Exact figures, for those who may see the log", dict[str, bytes]()
+    blocks = [f"# {title}", _WARNING, *_tests(report)]
+    if report.records[report.recommender.name]["test_users"]:
+        pictures = {"recall_at_k.png": draw(functools.partial(_plot_recalls, report.records))}
+        blocks.append("![recall@k of all, for each k, with 95% intervals](recall_at_k.png)")
+    _write_page(report.folder, f"{CONFIDENTIAL}/", title, blocks, pictures)
+
+
+def _write_page(folder: RunFolder, part: str, title: str, blocks: list[str], pictures: dict[str, bytes]) -> None:
+    markdown = "\n\n".join(blocks) + "\n"
+    for file, png in pictures.items():
+        folder.write(part + file, png)
+    folder.write(f"{part}report.md", markdown)
+    folder.write(f"{part}report.html", page.render_html(title, markdown, pictures))
 
 
 # Sections.
 
 
-def _tests(report: RunReport) -> list[str]:
-    """The few figures that one looks for first, and the table of all."""
+def _summary(report: RunReport) -> str:
+    """The few figures that one looks for first."""
     config, result = report.config, report.records[report.recommender.name]
-    users, cost = result["test_users"], "- ε, user-level: **∞** (not private)"
+    cost = "- ε, user-level: **∞** (not private)"
     if report.recommender.claims_epsilon:
         cost = f"- ε, user-level: **{_epsilon(result['epsilon'])}** (at δ = {config['delta']:g}, of what is released)"
-    trained = f"- users: **{config['train_users']:,}** (trained on"
+    found = [f"- {name} of what is released: **{figure}**" for name, figure in [*report.figures.items()][:1]]
+    held_out = config["num_users"] - config["train_users"]
+    users = f"- users: **{config['train_users']:,}** (trained on; {held_out:,} others held out)"
+    return "\n".join([cost, *found, users])
+
+
+def _figures(report: RunReport) -> str:
+    """Private figures of held-out users, or why there are none."""
+    if not report.figures:
+        return page.section("How well it does", f"No figures: {report.no_figures}.")
+    rows = [(name, str(figure)) for name, figure in report.figures.items()]
+    shown = page.table(("of held-out users", "with noise"), rows)
+    return page.section("How well it does", shown, _OF_THE_FIGURES)
+
+
+def _tests(report: RunReport) -> list[str]:
+    """The table of all exact results."""
+    users = report.records[report.recommender.name]["test_users"]
     if not users:
-        return [f"{cost}\n{trained})", "No held-out user has two different items: nothing was tested."]
-    popular = report.records[names.popularity.name]["recalls"]["recall@10"]
-    found = (
-        f"- recall@10 of what is released: **{result['recalls']['recall@10']:.3f}** (95% interval "
-        f"{_interval(result, 'recall@10', 3)}; exact popularity {popular:.3f})"
-    )
+        return ["No held-out user has two different items: nothing was tested."]
     heading, *rows = table(report.results)
     return [
-        f"{cost}\n{found}\n{trained}; {users:,} others tested on)",
         page.table(heading, rows, list(report.records).index(report.recommender.name)),
         _OF_THE_TESTS.format(users=users, history=HISTORY),
     ]
@@ -182,38 +204,6 @@ def _interval(result: Mapping[str, Any], metric: str, digits: int) -> str:
 
 
 # Plots, as PNG files.
-
-
-def _pictures(report: RunReport) -> dict[str, tuple[str, bytes]]:
-    """Plots by the names of their files, each with what describes it to a screen reader."""
-    lines = report.folder.metrics()
-    tested = {name: result for name, result in report.records.items() if result["test_users"]}
-    pictures = {}
-    if tested:
-        about = "recall@k of those that were tested, for each k, with 95% intervals"
-        pictures["recall_at_k.png"] = about, draw(functools.partial(_plot_recalls, tested))
-    for key, about in _CURVES.items():
-        curves: dict[str, list[tuple[int, float]]] = {}
-        for line in lines:
-            if _is_finite(line.get(key)):
-                curves.setdefault(line["recommender"], []).append((line["step"], line[key]))
-        if curves:
-            # Those without steps are levels.
-            flat = tested.keys() - {line["recommender"] for line in lines} if key == "recall@10" else set()
-            levels = {name: result["recalls"][key] for name, result in tested.items() if name in flat}
-            plot = functools.partial(_plot_curves, curves, levels, about)
-            pictures[f"{key.split('@')[0]}.png"] = f"{about}, over the steps", draw(plot)
-    return pictures
-
-
-def _plot_curves(
-    curves: Mapping[str, list[tuple[int, float]]], levels: Mapping[str, float], about: str, axes: Any
-) -> None:
-    for name, points in curves.items():
-        axes.plot(*zip(*points), label=look_up(name).label, color=look_up(name).colour, marker=".")
-    for name, level in levels.items():
-        axes.axhline(level, label=look_up(name).label, color=look_up(name).colour, linestyle="--")
-    axes.set(xlabel="steps", ylabel=about)
 
 
 def _plot_recalls(results: Mapping[str, Mapping[str, Any]], axes: Any) -> None:
@@ -250,7 +240,7 @@ def draw(plot: Callable[[Any], None]) -> bytes:
 
 
 def _card(report: RunReport, folder: str, private: bool) -> list[str]:
-    """What may be handed on: no results of tests, and names of files and folders only if `private`."""
+    """What may be handed on: private figures alone, and names of files and folders only if `private`."""
     released = report.recommender
     kind = _KINDS.get(released.name, "a two-tower, trained by this mechanism")
     files = [row for row in _RELEASED_FILES if row[0] != "`model.keras`" or (report.folder.release / MODEL).exists()]
@@ -261,6 +251,7 @@ def _card(report: RunReport, folder: str, private: bool) -> list[str]:
         ]),
         _sizes(report),
         page.section("What is promised", page.verbatim(report.said or NO_GUARANTEE)),
+        _figures(report),
         page.section("Files to be handed on", page.table(("file", "what it is"), files)),
         _questions(report, folder),
         page.section("Limits", page.bullets([*([_GENERATED] if report.source.generated else []), *_LIMITS])),

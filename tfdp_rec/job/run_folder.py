@@ -1,9 +1,10 @@
 """A folder for everything one run leaves behind, in two parts, so that copying one of them gives nothing else away.
 
     RUN/release/    what the statement's ε covers, and public files: the servable, the statement, the ledger, a card
-    RUN/private/    what was computed from users' data without noise, or tells where they are: the report, results, the
-                    ledgers of recommenders that were only compared, the days that users' rows counted on, what a run
-                    needs to be resumed; 0700, files 0600
+    RUN/private/    what tells where users' data are, or was made of them without noise: the report and settings, which
+                    name files; the ledgers of recommenders that were only compared, the days that users' rows counted
+                    on, what a run needs to be resumed; 0700, files 0600
+        confidential/   with --confidential alone: exact figures, losses and curves, which no ε covers
 
 This file imports no library of the extra `job`: a machine that only serves needs none of them.
 """
@@ -22,6 +23,7 @@ RELEASE, PRIVATE = "release", "private"
 LEDGER, SERVABLE, STATEMENT, RELEASED, MODEL, CARD = (
     "ledger.jsonl", "servable", "statement.txt", "released.npz", "model.keras", "card.md"
 )  # fmt: skip
+CONFIDENTIAL = "confidential"
 CONFIG, SEATS = "config.json", ("seats.parquet", "seats.parquet.next")
 FINAL = (CONFIG, SERVABLE, STATEMENT, RELEASED)  # a folder with any of them holds a run
 _IN_RELEASE = (LEDGER, SERVABLE, STATEMENT, RELEASED, MODEL, CARD)
@@ -34,13 +36,14 @@ class RunFolder:
         >>> import tempfile
         >>> folder = RunFolder(tempfile.mkdtemp() + "/first")
         >>> folder.append({"step": 1}); folder.append({"step": 2})
-        >>> [line["step"] for line in folder.metrics()]
-        [1, 2]
+        >>> (folder.confidential / "metrics.jsonl").read_text().splitlines()
+        ['{"step": 1}', '{"step": 2}']
     """
 
     def __init__(self, path: Path):
         self.path = pathlib.Path(path)
         self.release, self.private = self.path / RELEASE, self.path / PRIVATE
+        self.confidential = self.private / CONFIDENTIAL
         try:
             for part in (self.release, self.private):
                 part.mkdir(parents=True, exist_ok=True)
@@ -55,8 +58,9 @@ class RunFolder:
 
     def write(self, name: str, content: str | bytes) -> None:
         """Writes a file whole, into its part of the folder; private ones are for their owner alone."""
-        mode = "w" if isinstance(content, str) else "wb"
-        with open_atomically(find(self.path, name), mode, name not in _IN_RELEASE) as file:
+        mode, path = "w" if isinstance(content, str) else "wb", find(self.path, name)
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        with open_atomically(path, mode, name not in _IN_RELEASE) as file:
             file.write(content)
 
     def remove_if_empty(self) -> None:
@@ -65,17 +69,12 @@ class RunFolder:
             if path.is_dir() and not any(path.iterdir()):
                 path.rmdir()
 
-    def append(self, record: dict[str, Any]) -> None:
-        """Adds a line to metrics.jsonl."""
-        handle = os.open(self.private / "metrics.jsonl", os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
+    def append(self, record: dict[str, Any], name: str = "metrics.jsonl") -> None:
+        """Adds a line to a confidential file: what was computed from users' data without noise."""
+        self.confidential.mkdir(mode=0o700, exist_ok=True)
+        handle = os.open(self.confidential / name, os.O_CREAT | os.O_WRONLY | os.O_APPEND, 0o600)
         with open(handle, "a", encoding="utf-8") as file:
             file.write(json.dumps(record) + "\n")
-
-    def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; of those about the same step the last, since a run that goes on repeats some."""
-        path = self.private / "metrics.jsonl"
-        lines = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-        return list({(line.get("recommender"), line["step"]): line for line in lines}.values())
 
 
 def find(run: Path, name: str) -> pathlib.Path:

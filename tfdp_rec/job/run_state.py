@@ -166,7 +166,7 @@ def settings_to_continue(folder: Path) -> tuple[JobSettings, Mark]:
     try:
         config = json.loads(path.read_text(encoding="utf-8"))
         # The others were made to compare on the first day's data, and were not released.
-        alone = {"mechanism": [config.get("released", "spectral")], "export": None}
+        alone = {"mechanism": [config.get("released", "spectral")], "export": None, "confidential": False}
         settings = JobSettings.from_config({**config, **fixed, **alone})
     except _WRONG_JSON as problem:
         raise _change_error(path, problem) from None
@@ -210,7 +210,7 @@ class Material:
     log: Any  # with its items
     users: Users
     releases: Mapping[str | None, Any]  # by file: private sums, and the popularity of each item
-    tests: Evaluation
+    tests: Evaluation | None  # exact, and so with --confidential alone
     features: list[list[str]] | None = None  # public, of each item
 
 
@@ -356,6 +356,11 @@ class RunState:
             self._marks[self._paths[name]] = dataclasses.asdict(ledger.mark)
         self._write()
 
+    def tell_owner(self, what: str) -> None:
+        """Keeps what no ε covers, and so with --confidential alone."""
+        if self.settings.confidential:
+            self.folder.append({"counted": what}, "log.jsonl")
+
     # Ledgers.
 
     def open(self, log: Any, recommenders: Sequence[str], released: str) -> None:
@@ -488,6 +493,7 @@ class RunState:
         found = clear(self.directory)
         if found == NOTHING and self.continues is None:
             _remove_unpaid_ledgers(self.out)
+            remove(self.folder.confidential)
             self.folder.remove_if_empty()
         return found
 

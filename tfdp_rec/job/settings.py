@@ -70,6 +70,14 @@ class JobSettings:
     noise_multiplier: float | None = option(
         None, "noise of trainings; the budget may then end training early", POSITIVE, group=_PRIVACY
     )
+    metrics_epsilon: float | None = option(
+        None, "cost of private figures of the held-out users, by themselves, within --epsilon; 0 for no figures "
+        "(default: so much that they add 5% of it at most)", NOT_NEGATIVE, metavar="E", group=_PRIVACY,
+    )  # fmt: skip
+    confidential: bool = option(
+        False, "also write exact figures, losses and curves, which no epsilon covers, into private/confidential/",
+        group=_PRIVACY,
+    )  # fmt: skip
     sampling: str = option(
         POISSON, "how users come into the batches of trainings: drawn anew for each batch, allocated anew in each "
         "epoch, or in one public order", choices=(POISSON, ALLOCATION, SHUFFLED), group=_PRIVACY,
@@ -146,12 +154,29 @@ class JobSettings:
         """Name of the recommender that leaves the run."""
         return names.choose_released(self.mechanism, self.export)
 
+    @property
+    def has_figures(self) -> bool:
+        """Whether private figures of held-out users can be made."""
+        # Those of several days would be of the last one alone, and Spark brings some of the users here.
+        return self.days == 1 and not self.engine and names.look_up(self.released_name).claims_epsilon
+
     def refuse_contradictions(self, continues: bool) -> None:
         """Raises for options that do not go together, before a log is read."""
+        self._refuse_metrics()
         self._refuse_servers()
         self._refuse_trainings()
         self._refuse_engine()
         self._refuse_days(continues)
+
+    def _refuse_metrics(self) -> None:
+        cost = self.metrics_epsilon or 0.0
+        if cost and not self.has_figures:
+            raise ValueError(
+                "--metrics-epsilon is of private runs of one day that are not on Spark, and others have no private "
+                "figures: leave it out."
+            )
+        if cost >= self.epsilon:
+            raise ValueError(f"--metrics-epsilon must be less than --epsilon {self.epsilon:g}, got {cost:g}.")
 
     def _refuse_servers(self) -> None:
         if self.servers and names.adam.name in self.mechanism:

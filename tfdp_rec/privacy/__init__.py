@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from tfdp_rec.sums.private_comparison import private_comparison as private_comparison
     from tfdp_rec.sums.private_labels import private_labels as private_labels
     from tfdp_rec.sums.private_metrics import Figure as Figure
+    from tfdp_rec.sums.private_metrics import PublicGroups as PublicGroups
     from tfdp_rec.sums.private_metrics import RecommendedLists as RecommendedLists
     from tfdp_rec.sums.private_metrics import ScoredRows as ScoredRows
     from tfdp_rec.sums.private_metrics import noise_of_metrics as noise_of_metrics

@@ -5,6 +5,7 @@ moves each block by at most Q = ⌊√(4²⁰ / b)⌋ in ℓ₂, and so the vect
 
 * **Means** of K values v in [0, 1]: a unit gives q, and q (2v − 1) and q (2v² − 1)/4 for each v, rounded towards zero,
   where q² (1 + K + K/16) ≤ Q². So the number of units is noisy too; a mean is half of 1 + the ratio of two sums.
+* **Means by group**: the same for each public group, in one block, since a unit is in one group and moves no other.
 * **AUC**: rows fall into cells by label and public thresholds; each of a unit's r rows gives ⌊Q / r⌋.
 * **Coverage**: ⌊Q c / k⌋, of c items that are in a list; a list of k items moves c by at most k.
 * **Gini**: ⌊Q S / s⌋, S = Σ_{i<j} |c_i − c_j| of the m items' counts. A list of a items moves c_i − c_j by at
@@ -20,7 +21,8 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+import statistics
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self
 
 import numpy as np
@@ -59,7 +61,7 @@ class Figure:
 
     def interval(self, errors: float = 1.96) -> tuple[float, float]:
         """Interval of some standard errors, of noise and sampling together; by default a 95% confidence interval."""
-        half = errors * math.hypot(self.noise, self.sampling)
+        half = errors * _error(self)
         if not math.isfinite(self.value + half):
             return 0.0, self.most
         return max(0.0, self.value - half), min(self.most, self.value + half)
@@ -111,6 +113,18 @@ class RecommendedLists(NamedTuple):
     num_slots: int
 
 
+class PublicGroups(NamedTuple):
+    """The group that each unit is in, for means by group and the largest gap between two groups.
+
+    Attributes:
+        of_units: Group of each unit, by the unit's own data or a public list.
+        names: Public list of all groups that there may be, at least two.
+    """
+
+    of_units: Sequence[Any]
+    names: Sequence[Any]
+
+
 def noise_of_metrics(epsilon: float, delta: float, share: float = 0.05) -> float:
     """The noise multiplier with which metrics take a share of a budget: a Gaussian of (1 − share) ε and they cost ε.
 
@@ -139,8 +153,8 @@ def noise_of_metrics(epsilon: float, delta: float, share: float = 0.05) -> float
 def private_metrics(
     units: Any, *, noise_multiplier: float, means: Mapping[str, ArrayLike] | None = None,
     losses: Mapping[str, tuple[ArrayLike, float]] | None = None, rows: ScoredRows | None = None,
-    lists: RecommendedLists | None = None, unit: str = "user", accountant: Any = None,
-    words: WordSource = os_entropy,
+    lists: RecommendedLists | None = None, groups: PublicGroups | None = None, unit: str = "user",
+    accountant: Any = None, words: WordSource = os_entropy,
 ) -> PrivateMetrics:  # fmt: skip
     """Metrics of a released model on held-out units, under differential privacy, each with an interval.
 
@@ -151,6 +165,7 @@ def private_metrics(
         losses: Losses of each unit and their public bound by name; below 0 they count as 0, above the bound as it.
         rows: Scores and labels, for "AUC".
         lists: What was recommended, for "coverage" and "Gini".
+        groups: Groups of the units, for each mean and loss by group, "recall@10, GROUP", and "recall@10, largest gap".
         unit: What is one unit. An accountant's must be the same.
         accountant: Accountant that is charged, and its ledger, before anything is summed.
         words: Source of random bits, for tests; the operating system's by default.
@@ -166,7 +181,7 @@ def private_metrics(
         (True, GaussianDpEvent(noise_multiplier=2.26))
     """
     noise = check_noise(noise_multiplier)
-    blocks = _blocks(units, means or {}, losses or {}, rows, lists)
+    blocks = _blocks(units, means or {}, losses or {}, rows, lists, groups)
     event = event_with(words, GaussianDpEvent(noise))
     charge(accountant, event, LABEL, unit)
     share = int(grid_weights(np.array([len(blocks)]))[0])
@@ -193,8 +208,6 @@ def charge(accountant: Any, event: DpEvent, label: str, unit: str) -> None:
 def count_units(units: Any) -> int:
     """The number of held-out units, each of them there once."""
     count = len(units)
-    if not count:
-        raise ValueError("units must be the id of at least one held-out unit: without any there is nothing to measure.")
     if len(np.unique(unit_numbers(units, count))) < count:
         raise ValueError("A unit is there twice: give each unit once, with the mean of its values.")
     return count
@@ -210,7 +223,7 @@ class _Block(Protocol):
 
 def _blocks(
     units: Any, means: Mapping[str, ArrayLike], losses: Mapping[str, tuple[ArrayLike, float]], rows: ScoredRows | None,
-    lists: RecommendedLists | None,
+    lists: RecommendedLists | None, groups: PublicGroups | None,
 ) -> list[_Block]:  # fmt: skip
     """The blocks that were asked for; all that is given is checked here."""
     count = count_units(units)
@@ -227,6 +240,10 @@ def _blocks(
             raise ValueError(f"The public bound of {name!r} must be positive and finite, got {bounds[name]!r}.")
         shares[name] = np.clip(_of_units(name, given, count) / bounds[name], 0.0, 1.0)
     blocks: list[_Block] = [_Means(bounds, np.stack([*shares.values()], axis=1))] if shares else []
+    if groups:
+        blocks += [_Groups.of(whole, groups) for whole in blocks if isinstance(whole, _Means)]
+        if len(blocks) < 2:
+            raise ValueError("groups are of means and losses: give at least one of these, or leave groups out.")
     if rows:
         blocks.append(_Cells.of(units, rows))
     if lists:
@@ -278,6 +295,51 @@ class _Means:
                 self.bounds.items(), mean.tolist(), by_noise.tolist(), by_sampling.tolist()
             )
         }
+
+
+@dataclasses.dataclass(frozen=True)
+class _Groups:
+    """Means of each group: a unit is in one of them."""
+
+    parts: Mapping[str, _Means]
+
+    @classmethod
+    def of(cls, whole: _Means, groups: PublicGroups) -> _Groups:
+        names, of_units = [*groups.names], [*groups.of_units]
+        if len(of_units) != len(whole.values) or len(names) < 2 or len({*map(str, names)}) < len(names):
+            raise ValueError("groups must be one of each unit, and the names of all groups, at least two, each once.")
+        if not {*of_units} <= {*names}:
+            raise ValueError("A unit is in a group that is not among the names: give the public list of all groups.")
+        places = np.array([names.index(group) for group in of_units], np.int64)
+        return cls({str(name): _Means(whole.bounds, whole.values[places == n]) for n, name in enumerate(names)})
+
+    def sums(self, share: int) -> NDArray[np.int64]:
+        return np.concatenate([part.sums(share) for part in self.parts.values()])
+
+    def figures(self, noisy: NDArray[np.float64], noise: float) -> dict[str, Figure]:
+        each = zip(self.parts.items(), np.split(noisy, len(self.parts)))
+        found = {group: part.figures(own, noise) for (group, part), own in each}
+        metrics = next(iter(found.values()))
+        gaps = {f"{name}, largest gap": _gap([of_group[name] for of_group in found.values()]) for name in metrics}
+        return {f"{name}, {group}": found[group][name] for name in metrics for group in found} | gaps
+
+
+def _gap(figures: Sequence[Figure]) -> Figure:
+    """The largest difference of two that noise does not hide; its interval holds, whichever pair is the largest."""
+    seen = sorted((figure for figure in figures if math.isfinite(figure.value)), key=_error)
+    if len(seen) < 2:
+        return _hidden(figures[0].most)
+    # No gap is further off than the pair that is furthest off: Bonferroni over pairs, at the largest error of a pair.
+    normal, pairs = statistics.NormalDist(), math.comb(len(seen), 2)
+    wider = normal.inv_cdf(1 - 0.025 / pairs) / normal.inv_cdf(0.975)
+    one, other = seen[-2:]
+    values = [figure.value for figure in seen]
+    noise, sampling = math.hypot(one.noise, other.noise), math.hypot(one.sampling, other.sampling)
+    return Figure(max(values) - min(values), wider * noise, wider * sampling, figures[0].most)
+
+
+def _error(figure: Figure) -> float:
+    return math.hypot(figure.noise, figure.sampling)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -337,7 +399,7 @@ class _Lists:
         given, items, slots = np.asarray(lists.recommended), int(lists.num_items), int(lists.num_slots)
         if given.ndim != 2 or len(given) != count or not given.shape[1] or given.dtype.kind not in "iu":
             raise ValueError("recommended must be whole numbers, for each of the units a row of k items, k at least 1.")
-        if items < 2 or slots < count or given.min() < 0 or given.max() > items:
+        if items < 2 or slots < max(count, 1) or given.min(initial=0) < 0 or given.max(initial=0) > items:
             raise ValueError("recommended must be of 0..num_items, num_items at least 2, in at most num_slots lists.")
         once = np.sort(given.astype(np.int64), axis=1)
         once[:, 1:][once[:, 1:] == once[:, :-1]] = 0

@@ -69,13 +69,17 @@ def _train(trainer: ParameterServerTrainer, training: Training) -> MadeRecommend
     a_report = -(-settings.steps // min(EVALUATIONS, settings.steps))
     try:
         if left:
-            trainer.fit(left, [*within, curve], steps_per_report=a_report, verbose=training.job.show.verbose)
+            callbacks = [*within, *([curve] if settings.confidential else [])]
+            trainer.fit(left, callbacks, steps_per_report=a_report, verbose=0)  # else losses are printed
     except KeyboardInterrupt:
         trainer.save()
         raise
     model, steps = trainer.model(), trainer.attempts
-    means = training.material.tests.measure(model)
+    tests = training.material.tests
+    means = None if tests is None else tests.measure(model)
     found = training.add_costs(MadeRecommender(model, model, steps=steps, means=means), accountant)
+    if means is None:
+        return found
     last = {"recommender": training.name, "step": steps, "loss": curve.loss, "epsilon": found.epsilon}
     folder.append({**last, **{each: mean.value for each, mean in means.items()}})
     return found

@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
-from tfdp_rec.job.evaluation import Evaluation, NewItemExamples
+from tfdp_rec.job.evaluation import Evaluation, NewItemExamples, users_at_once
 from tfdp_rec.job.recommenders import names, private_sums
 from tfdp_rec.job.run_state import Job, MadeRecommender, Material
 from tfdp_rec.job.settings import JobSettings
@@ -64,7 +64,7 @@ def choose(job: Job, material: Material, sums: Any, trained: MadeRecommender) ->
         ledger.note(CHOICE, {"end_is_better": False})
     if not ledger.notes(CHOICE):
         ledger.note(_BEGUN, {})
-        tests = Evaluation(_ByOwnRows(material.log, users), job.settings.seed, material.tests.at_once)
+        tests = Evaluation(_ByOwnRows(material.log, users), job.settings.seed, users_at_once(material.log.num_items))
         found = private_comparison(
             users, lambda: tests.ranks(start.scores) < _K, lambda: tests.ranks(trained.scores) < _K,
             noise_multiplier=job.budget.comparison.noise_multiplier,

@@ -91,6 +91,9 @@ def scores_of(recommender: SpectralRecommender) -> Scores:
 def statement(job: Job, spent: float, sums: SpectralRecommender) -> Statement:
     """The guarantee of all days so far."""
     budget, several = job.budget, job.budget.days > 1
+    figures = ""
+    if budget.metrics_noise is not None:
+        figures = f"; and figures of held-out users with Gaussian noise of multiplier {budget.metrics_noise:.4g}"
     nearly = ", nearly" if sums.users_private else ""
     items = f"the {len(sums.catalogue)} items are a public list"
     if budget.items is not None:
@@ -106,12 +109,12 @@ def statement(job: Job, spent: float, sums: SpectralRecommender) -> Statement:
         "Adjacency": "zero-out: logs that differ by one user, which contributes nothing in one of them",
         "Mechanism": f"{items}; then {sums.counted_users}counts of these with Gaussian noise of multiplier "
         f"{sums.split.counts:.4g}, and pairs of the {len(sums.released.head)} that these put first, of "
-        f"multiplier {sums.split.gram:.4g}, over {sums.num_users} users{nearly}",
+        f"multiplier {sums.split.gram:.4g}, over {sums.num_users} users{nearly}{figures}",
         "Pairs": sums.pairs_words,
         "Public": budget.public_numbers(len(job.log)) + "; features of the items" * sums.has_features,
         "Covers": "the folder release/: servable/ and all that it answers, the list of items in it, released.npz, "
         "ledger.jsonl, card.md and this statement",
-        "Does not cover": "the folder private/: the report and results, whose tests look at users' data, and the names "
-        "of the log's files; another run on the same users, which costs as much again; people with several user ids; "
-        "what is asked of the served model",
+        "Does not cover": "the folder private/, with the names of the log's files and, of a run with --confidential, "
+        "exact figures of users' data; another run on the same users, which costs as much again; people with several "
+        "user ids; what is asked of the served model",
     })  # fmt: skip

@@ -44,7 +44,7 @@ from tfdp_rec.core.mechanism.rules import Recursion
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.next_item import NextItemExamples
 from tfdp_rec.job.budget import COMPARED_SUMS, LABELS, PRIOR, count_days, release_file
-from tfdp_rec.job.evaluation import HISTORY, KS, Evaluation, NewItemExamples
+from tfdp_rec.job.evaluation import HISTORY, KS
 from tfdp_rec.job.recommenders import comparison, names
 from tfdp_rec.job.run_folder import MODEL
 from tfdp_rec.job.run_state import Job, MadeRecommender, Material
@@ -52,6 +52,7 @@ from tfdp_rec.job.settings import JobSettings
 from tfdp_rec.models import SASRec, TwoTower
 from tfdp_rec.models.own_catalogue import load_model
 from tfdp_rec.spectral import SpectralRecommender
+from tfdp_rec.sums.private_metrics import LABEL as METRICS
 from tfdp_rec.training.privacy_budget import PrivacyBudget
 from tfdp_rec.training.private_plan import PrivatePlan
 from tfdp_rec.training.training_checkpoint import TrainingCheckpoint
@@ -246,7 +247,7 @@ def decide_noises(job: Job) -> dict[str, float]:
         spent[file] = past + [
             (event, LABELS[each]) for each, event in budget.releases(file).items()
             for _ in range(budget.costly_days(job.chain, LABELS[each], left))
-        ]  # fmt: skip
+        ] + [(event, METRICS) for event in budget.figures]  # fmt: skip
     if COMPARED_SUMS in spent:
         spent[COMPARED_SUMS].append((budget.comparison, comparison.LABEL))
     noises = noises_for(settings, sampling, budget.delta, spent, left)
@@ -318,7 +319,7 @@ def refusals_as_wrong_arguments() -> Iterator[None]:
 
 
 class _Curve(keras.callbacks.Callback):
-    """Writes a line of metrics an epoch, and ends the last epoch with the last step."""
+    """Ends the last epoch with the last step; writes a line of exact metrics an epoch, where these are asked for."""
 
     def __init__(self, training: Training, accountant: Accountant | None):
         super().__init__()
@@ -331,11 +332,15 @@ class _Curve(keras.callbacks.Callback):
             self.model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        job, tests = self.training.job, self.training.material.tests
+        job.show.note(f"{self.step:,} of {job.settings.steps:,} steps")
+        if tests is None:
+            return
         record = {"recommender": self.training.name, "step": self.step, "loss": float((logs or {})["loss"])}
-        record |= {name: mean.value for name, mean in self.training.material.tests.measure(self.model).items()}
+        record |= {name: mean.value for name, mean in tests.measure(self.model).items()}
         if self.accountant is not None:
             record["epsilon"] = self.accountant.epsilon()
-        self.training.job.state.folder.append(record)
+        job.state.folder.append(record)
 
 
 def train_here(training: Training) -> MadeRecommender:
@@ -361,20 +366,21 @@ def train_here(training: Training) -> MadeRecommender:
     left, a_report = training.steps_to_make(curve.step, within), -(-settings.steps // EVALUATIONS)
     for budget in within:  # so that a block pays for no more than these, which a crash would lose
         budget.steps = budget.accountant.steps + left
-    curve.last, board = curve.step + left, state.folder.private / "tensorboard"
-    callbacks.append(keras.callbacks.TensorBoard(str(board / training.name), write_graph=False))
+    curve.last, board = curve.step + left, state.folder.confidential / "tensorboard"
+    if settings.confidential:
+        callbacks.append(keras.callbacks.TensorBoard(str(board / training.name), write_graph=False))
     try:
         if left:  # the arguments of `fit` are the same however many these are
             with warnings.catch_warnings(), refusals_as_wrong_arguments():
                 warnings.filterwarnings("ignore", ".* is not private", UserWarning)  # the peers' names say so
-                model.fit(
-                    batches, steps_per_epoch=a_report, epochs=-(-settings.steps // a_report), callbacks=callbacks,
-                    verbose=job.show.verbose,
-                )  # fmt: skip
+                # Keras would print losses.
+                epochs = -(-settings.steps // a_report)
+                model.fit(batches, steps_per_epoch=a_report, epochs=epochs, callbacks=callbacks, verbose=0)
     finally:
         if accountant is not None:
             accountant.give_back_rest()
-        restrict_to_owner(board)
+        if settings.confidential:
+            restrict_to_owner(board)
     if curve.step < settings.steps:
         job.show.note(f"{curve.step} of {settings.steps} steps were made: no more fit into the budget")
     made = MadeRecommender(model, model, steps=curve.step)
@@ -394,11 +400,10 @@ def rehearse(job: Job) -> None:
     rows = {"user": [0, 0], "item": [1, 2], "time": [0, 1]}
     invented = Interactions.read(rows, user="user", item="item", time="time", items=ids)
     users = dataclasses.replace(job.users, train=np.zeros(1, np.int64), test=np.zeros(0, np.int64))
-    tests = Evaluation(NewItemExamples(invented, users.test), seed=0)
     for name in filter(names.is_trained, job.settings.mechanism):
         if job.state.result(name) is None:
             release = np.ones(len(ids)) if names.is_two_tower(name) else _make_sums(job, invented, name)
-            _try_step(Training(name, job, Material(invented, users, {release_file(name): release}, tests)))
+            _try_step(Training(name, job, Material(invented, users, {release_file(name): release}, None)))
 
 
 def _make_sums(job: Job, log: Interactions, name: str) -> SpectralRecommender:
