@@ -48,7 +48,7 @@ class GeneratedRows:
         self._rng = rng
         columns = [
             self._column([number, *spec.shape[1:]], spec.dtype, values)
-            for spec, values in zip(tf.nest.flatten(inputs), _values_of_inputs(model, inputs))
+            for spec, values in zip(tf.nest.flatten(inputs), values_of_inputs(model, inputs))
         ]
         self.features = tf.nest.pack_sequence_as(inputs, [features for features, *_ in columns])
         # By row: effect and tastes, and the squares of each column's.
@@ -101,7 +101,7 @@ def _standardize(values: np.ndarray) -> np.ndarray:
     return (values - values.mean()) / spread if spread > 1e-6 else np.zeros_like(values)
 
 
-def _values_of_inputs(model: keras.Model, inputs: Any) -> list[np.ndarray | None]:
+def values_of_inputs(model: keras.Model, inputs: Any) -> list[np.ndarray | None]:
     """What each input may hold, by the layers that take its ids; None for numbers that are none."""
     specs = tf.nest.flatten(inputs)
     taken_by: list[list[keras.layers.Layer]] = [[] for _ in specs]

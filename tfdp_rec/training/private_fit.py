@@ -23,7 +23,7 @@ import math
 import threading
 import warnings
 from collections.abc import Mapping
-from typing import Any, Never, Unpack
+from typing import Any, Literal, Never, Unpack
 
 import keras
 import numpy as np
@@ -38,7 +38,6 @@ from tfdp_rec.core.ground.keras_internals import functional_class, layers_within
 from tfdp_rec.core.ground.refused import NotPrivate, refuse_below
 from tfdp_rec.core.mechanism.arguments import Options
 from tfdp_rec.core.mechanism.noise_walk import first_dense_optimizer, first_rate
-from tfdp_rec.core.sensitivity.step_reading import StepReading
 from tfdp_rec.core.sensitivity.weights import Auto
 from tfdp_rec.datasets.unit_ids import unit_numbers
 from tfdp_rec.mechanisms import MECHANISMS
@@ -55,12 +54,14 @@ from tfdp_rec.training.arrays import (
     warn_of_users,
 )
 from tfdp_rec.training.callback_checks import list_callbacks
+from tfdp_rec.training.head_start import HeadStart, hold_out
 from tfdp_rec.training.model import PrivateModel
 from tfdp_rec.training.own_loss import find_own_losses
 from tfdp_rec.training.private_form import OF_COMPILE, compile_options, input_names, private_form
 from tfdp_rec.training.private_plan import PrivatePlan
 from tfdp_rec.training.private_step import OPTIONS
 from tfdp_rec.training.rehearsal import Rehearsal, rehearse
+from tfdp_rec.training.row_predictions import RowPredictions
 from tfdp_rec.training.signal import choose_batches
 
 _EXTREME = (
@@ -116,6 +117,7 @@ class PrivateFit:
     _data: Any = None
     _release: _Release | None = None
     _make_ready: Any = None
+    _start: HeadStart | None = None
 
     def __repr__(self) -> str:
         kind, sampling = type(self.model.optimizer).__name__, self.plan.sampling
@@ -179,7 +181,10 @@ class PrivateFit:
                 "Give make_private(epochs=...), which the noise is computed for.",
                 stacklevel=2,
             )
-        return self.model.fit(self.batches, callbacks=[self.plan.budget(), *callbacks], **options)
+        history = self.model.fit(self.batches, callbacks=[self.plan.budget(), *callbacks], **options)
+        if self._start and int(self.model.optimizer.iterations) >= self.plan.steps:
+            self._start.end(self.model)
+        return history
 
     def _describe_signal(self) -> str:
         sampling, share = self.plan.sampling, self.share_of_signal
@@ -245,7 +250,8 @@ class _Release:
     """The one release that a plan pays for; copies of a `PrivateFit` share it."""
 
     def __init__(self, noise_multiplier: float, data: Any, unit: Any, from_logits: bool):
-        self._noise, self._inputs, self._from_logits = check_noise(noise_multiplier), data[0], from_logits
+        self._noise, self._from_logits = check_noise(noise_multiplier), from_logits
+        self.predictions = RowPredictions(data[0])
         self.use = Use(GaussianDpEvent(self._noise), LABEL)
         # Kept as they are now: the caller's arrays may change, and with them whose rows are counted together.
         self._clicks = np.array(data[1]).reshape(-1)
@@ -259,31 +265,13 @@ class _Release:
     def __reduce__(self) -> Any:
         raise TypeError("A PrivateFit with a reliability cannot be pickled: a copy would release it again.")
 
-    def _rows(self) -> tf.data.Dataset:
-        return tf.data.Dataset.from_tensor_slices(self._inputs).batch(1024)
-
-    def trace(self, model: Any) -> Any:
-        """The model's predictions as they are released; refused if one of them may depend on other rows."""
-
-        # Not by way of `predict`: what is read is what is run.
-        @tf.function(autograph=False)
-        def predict(inputs: Any) -> tf.Tensor:
-            reading = StepReading(model, inputs, ())
-            found = model(inputs, training=False)
-            reading.read_rows(found, "a prediction")
-            return found
-
-        return predict.get_concrete_function(self._rows().element_spec)
-
     def of(self, model: Any) -> Reliability:
         """The answer: made for this model, or for the one that was asked for first."""
         with self._one_at_a_time:
             if self._made is None:
                 if not int(model.optimizer.iterations):
                     raise ValueError("The model has made no step: fit() first, its predictions are what is corrected.")
-                model.settle()
-                by_row, rows = self.trace(model), self._rows()
-                predicted = np.concatenate([by_row(batch).numpy() for batch in rows]).astype(np.float64).reshape(-1)
+                predicted = self.predictions.of(model).reshape(-1)
                 logits = predicted if self._from_logits else special.logit(np.clip(predicted, 0.0, 1.0))
                 # The plan has declared it: it is charged no second time.
                 self._made = private_reliability(logits, self._clicks, noise_multiplier=self._noise, unit=self._units)
@@ -307,7 +295,7 @@ def make_private(
     model: keras.Model, data: Any, *others: Never, epsilon: float | None = None, batch_size: int | None = None,
     epochs: int | None = None, learning_rate: Any = None, delta: float | None = None, unit: Any = None,
     mechanism: Any = "LazyDPSGD", accountant: str = "pld", reliability: float | None = None,
-    plan: PrivatePlan | None = None, **settings: Unpack[Settings],
+    plan: PrivatePlan | None = None, begin_at: Literal["counts"] | None = None, **settings: Unpack[Settings],
 ) -> PrivateFit:
     """Makes a model's training private.
 
@@ -387,8 +375,10 @@ def make_private(
     if unit is not None:
         warn_of_own_ids(data, names, unit)
     name_of_unit = "row" if unit is None else "user"
+    trained, held_out = hold_out(units) if begin_at else (np.arange(units), None)
+    units = len(trained)
     if plan is not None:
-        _refuse_other_plan(plan, units, name_of_unit, (epsilon, batch_size, epochs, delta, reliability))
+        _refuse_other_plan(plan, units, name_of_unit, (epsilon, batch_size, epochs, delta, reliability, begin_at))
         batch_size = int(plan.sampling.expected_batch_size)
         epochs = math.ceil(plan.steps / math.ceil(units / batch_size))
     elif epsilon is None:
@@ -408,13 +398,18 @@ def make_private(
     _refuse_unfit(private, compiled, data)
     compared = "loss" in compiled and not find_own_losses(private)
     look_at_numbers(data, private.inputs if names else None, compared, _is_of_clicks(compiled.get("loss")))
+    start = None
+    if begin_at is not None:
+        of_rows = np.arange(rows) if unit is None else unit_numbers(unit, rows)
+        start = _head_start(begin_at, private, compiled, data, of_rows, held_out)
+        private = start.model
     release = None if reliability is None else _Release(reliability, data, unit, _click_loss(compiled, data, private))
     if plan is None:
-        assert delta is not None
+        assert epsilon is not None and delta is not None
         plan = PrivatePlan(
             sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs,
-            l2_norm_clip=settings.get("l2_norm_clip", 1.0), accountant=accountant,
-            spent=[release.use] if release else [],
+            l2_norm_clip=settings.get("l2_norm_clip", "auto" if start else 1.0), accountant=accountant,
+            spent=[*([release.use] if release else []), *(start.price(epsilon, delta) if start else [])],
         )
     if learning_rate is None and further.get("table_rule") is not None:
         raise ValueError("table_rule= needs learning_rate=: there is a default for plain SGD alone.")
@@ -438,21 +433,23 @@ def make_private(
         prepare(model, plan, batches)
 
     compile_for(private, plan, None, compiled)
-    if release:
-        release.trace(private)
+    for each in filter(None, (release, start)):
+        each.predictions.trace(private)
 
     def fetch(drawn: np.ndarray) -> Any:
-        chosen = pick(drawn)  # once: features and labels are of the same rows
+        chosen = pick(trained[drawn])  # once: features and labels are of the same rows
         return tf.nest.map_structure(lambda array: array[chosen], data)
 
     batches = plan.batches(fetch)
     prepare(private, plan, batches)
-    return PrivateFit(private, plan, batches, steps_per_epoch, epochs, data, release, make_ready)
+    if start:
+        start.begin()
+    return PrivateFit(private, plan, batches, steps_per_epoch, epochs, data, release, make_ready, start)
 
 
 def _refuse_other_plan(plan: PrivatePlan, units: int, name_of_unit: str, others: tuple[Any, ...]) -> None:
     if any(each is not None for each in others):
-        raise TypeError("plan= decides epsilon, batch_size, epochs, delta and reliability: leave those out.")
+        raise TypeError("plan= decides epsilon, batch_size, epochs, delta, reliability and begin_at: leave those out.")
     if not isinstance(plan.sampling, PoissonSampling) or (plan.sampling.num_units, plan.sampling.unit) != (
         units, name_of_unit,
     ):  # fmt: skip
@@ -523,6 +520,20 @@ def _click_loss(compiled: Mapping[str, Any], data: Any, model: Any) -> bool:
             "loss=keras.losses.BinaryCrossentropy(from_logits=True)."
         )
     return from_logits
+
+
+def _head_start(
+    begin_at: Any, private: Any, compiled: Mapping[str, Any], data: Any, units: Any, held_out: Any
+) -> HeadStart:
+    loss = compiled.get("loss")
+    if begin_at != "counts":
+        raise ValueError(f"begin_at must be 'counts', or left out, got {begin_at!r}.")
+    if find_own_losses(private) or not (_is_of_clicks(loss) or _is_of_classes(loss)):
+        raise ValueError(
+            "begin_at='counts' is for models whose compiled loss is a BinaryCrossentropy or a "
+            "SparseCategoricalCrossentropy."
+        )
+    return HeadStart(private, data, units, held_out, _is_of_clicks(loss), bool(getattr(loss, "from_logits", False)))
 
 
 def _warn_of_earlier_steps(model: keras.Model) -> None:

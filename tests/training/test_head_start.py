@@ -1,0 +1,230 @@
+"""A head start: what is counted and chosen, on which units, for how much, and that the model holds what is claimed."""
+
+import copy
+
+import keras
+import numpy as np
+import pytest
+from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
+from dp_accounting.pld import PLDAccountant
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import special
+
+import tfdp_rec
+from tfdp_rec.sums.fixed_point import ONE
+from tfdp_rec.training import head_start
+from tfdp_rec.training.head_start import HeadStart, gain_sums, hold_out, log_shares
+
+L = keras.layers
+USERS, ITEMS, ROWS, CLASSES = 20, 12, 4_000, 6
+RNG = np.random.default_rng(0)
+USER, ITEM = RNG.integers(USERS, size=ROWS), RNG.integers(ITEMS, size=ROWS)
+LIKELY = np.linspace(0.1, 0.9, ITEMS)
+CLICKS = (RNG.random(ROWS) < LIKELY[ITEM]).astype("float32")
+KINDS = RNG.choice(CLASSES, p=[0.5, 0.2, 0.1, 0.1, 0.05, 0.05], size=ROWS)
+NOTHING = RNG.integers(2, size=ROWS).astype("float32")
+
+
+def of_clicks(activation=None, names=("user", "item")):
+    user, item = (keras.Input([], dtype="int32", name=name) for name in names)
+    match = L.Dot(1)([L.Embedding(USERS, 4)(user), L.Embedding(ITEMS, 4)(item)])
+    model = keras.Model([user, item], L.Dense(1, activation)(match))
+    model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=activation is None))
+    return model
+
+
+def of_classes(activation=None):
+    item = keras.Input([], dtype="int32")
+    model = keras.Model(item, L.Dense(CLASSES, activation)(L.Embedding(ITEMS, 4)(item)))
+    model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=activation is None))
+    return model
+
+
+def private_of(model, data, **options):
+    options = {"epsilon": 8.0, "unit": "row", "batch_size": 600, "epochs": 2, "accountant": "rdp"} | options
+    return tfdp_rec.make_private(model, data, begin_at="counts", **options)
+
+
+def logit(private, x):
+    predicted = private.predict(x, verbose=0).astype(np.float64)
+    return predicted[:, 0] if predicted.shape[1] == 1 else special.log_softmax(predicted, axis=1)
+
+
+@settings(deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 3), st.floats(-9, 9), st.floats(-9, 9)), max_size=20), st.integers(0, 3))
+def test_one_user_less_moves_the_gains_by_at_most_one(rows, user):
+    owners = np.array([row[0] for row in rows], int)
+    gains = np.array([row[1:] for row in rows]).reshape(-1, 2)
+    moved = gain_sums(gains, owners) - gain_sums(gains[owners != user], owners[owners != user])
+    assert sum(int(step) ** 2 for step in moved) <= ONE**2
+
+
+def test_gains_are_means_of_users_and_use_what_there_is():
+    gains, owners = np.array([[0.5, -0.25], [0.1, 0.25], [7.0, -7.0]]), np.array([4, 4, 2])
+    np.testing.assert_allclose(gain_sums(gains, owners) / ONE * 2**0.5, [0.3 + 1.0, -1.0], atol=1e-5)
+
+
+@pytest.mark.parametrize("data", [((USER, ITEM), CLICKS), (ITEM, KINDS)], ids=["clicks", "classes"])
+@pytest.mark.parametrize("by", ["row", "user"])
+def test_one_unit_less_moves_what_is_released_by_at_most_one(monkeypatch, data, by):
+    sums = []
+
+    def release(total, noise, *words):
+        sums[-1].append(np.asarray(total).reshape(-1))
+        return total / ONE
+
+    def released(rows):
+        """Sums without noise of a start on some rows, of which all are trained on."""
+        some = tuple(np.array(column)[rows] for column in data[0]) if len(data[0]) == 2 else data[0][rows]
+        sums.append([])
+        model = of_clicks() if len(data[0]) == 2 else of_classes()
+        start = HeadStart(model, (some, data[1][rows]), units[rows], np.array([], int), len(data[0]) == 2, True)
+        start.price(8.0, 1e-5)
+        start.begin()
+        return sums.pop()
+
+    monkeypatch.setattr(head_start, "release_sums", release)
+    monkeypatch.setattr("tfdp_rec.sums.clicks.release_sums", release)
+    units = np.arange(ROWS) if by == "row" else USER
+    whole = released(np.arange(300))
+    for gone in units[:3]:
+        moved = np.concatenate([a - b for a, b in zip(whole[:2], released(np.flatnonzero(units[:300] != gone))[:2])])
+        assert 0.9 * ONE < np.linalg.norm(moved) <= ONE
+
+
+def test_what_it_costs_by_the_accountant_beside():
+    private = private_of(of_clicks(), ((USER, ITEM), CLICKS), accountant="pld")
+    private.fit(verbose=0)
+    plan, by_hand = private.plan, PLDAccountant()
+    (counts, choice), labels = zip(*plan.accountant.spending.history.uses)
+    assert labels == ("counts to begin at", "choice of what training added")
+    counts, choice = counts.noise_multiplier, choice.noise_multiplier
+    assert counts == pytest.approx(0.5774 * choice * 1.2247, rel=0.01)  # √(.05 / .1)
+    step = PoissonSampledDpEvent(plan.sampling.expected_batch_size / (0.9 * ROWS), GaussianDpEvent(plan.noise_multiplier))
+    for event in (GaussianDpEvent(counts), GaussianDpEvent(choice), SelfComposedDpEvent(step, plan.steps)):
+        by_hand.compose(event)
+    assert private.epsilon == pytest.approx(by_hand.get_epsilon(plan.delta), rel=1e-3) and 7.8 < private.epsilon <= 8
+
+
+def test_the_model_holds_the_counts_and_so_does_what_is_exported(tmp_path):
+    yours = of_clicks()
+    private = private_of(yours, ((USER, ITEM), CLICKS))
+    found = logit(private, (np.zeros(ITEMS, int), np.arange(ITEMS)))
+    assert np.abs(found - found.mean() - special.logit(LIKELY)).max() < 0.7 and (np.diff(found) > -0.3).all()
+    private.fit(verbose=0)
+    whole, x = logit(private, (USER[:99], ITEM[:99])), (USER[:99], ITEM[:99])
+    beside = private.model.get_layer("beside_counts")
+    by_user, by_item = (private.model.get_layer(f"counts_{n}").get_weights()[0][:, 0] for n in (0, 1))
+    oracle = beside.kernel.numpy()[0] * yours.predict(x, verbose=0)[:, 0] + beside.bias.numpy()[0]
+    oracle = oracle + by_user[USER[:99]] + by_item[ITEM[:99]]
+    np.testing.assert_allclose(whole, oracle, atol=1e-5)
+    private.save(tmp_path / "model.keras")
+    loaded = keras.saving.load_model(tmp_path / "model.keras")
+    np.testing.assert_allclose(logit(loaded, (USER[:99], ITEM[:99])), whole, atol=1e-5)
+
+
+@pytest.mark.parametrize("activation", [None, "softmax"])
+def test_classes_begin_at_their_shares(activation):
+    private = private_of(of_classes(activation), (ITEM, KINDS), epsilon=20.0, accountant="pld")
+    found = private.predict(np.arange(ITEMS), verbose=0)
+    shares = np.exp(special.log_softmax(found, axis=1)) if activation is None else found
+    assert np.abs(shares - np.bincount(KINDS) / ROWS).max() < 0.02
+
+
+def test_rare_classes_have_the_mean_of_those_like_them():
+    shares = np.exp(log_shares(np.array([100.0, 50.0, 3.0, -1.0]), noise=2.0))
+    np.testing.assert_allclose(shares, np.array([100, 50, 2**0.5, 2**0.5]) / (150 + 2 * 2**0.5))
+
+
+def test_units_that_choose_are_neither_trained_on_nor_counted(monkeypatch):
+    trained, held_out = hold_out(200)
+    assert len(held_out) == 20 and sorted([*trained, *held_out]) == list(range(200))
+    units, number = np.arange(ROWS) % 200, np.arange(ROWS) % ITEMS
+    seen, counted = set(), []
+    add = head_start.unit_sums
+    monkeypatch.setattr(head_start, "unit_sums", lambda units, *others: counted.append(units) or add(units, *others))
+    private = private_of(of_classes(), (number, KINDS), unit=units, batch_size=60, epochs=3)
+    for drawn in private.batches.take(9):
+        seen |= set(zip(drawn.batch[0].numpy().tolist(), drawn.batch[1].numpy().tolist()))
+    assert set(counted[0]) == set(trained)
+    rows = {pair for pair in zip(number[np.isin(units, trained)].tolist(), KINDS[np.isin(units, trained)].tolist())}
+    assert seen <= rows and private.plan.sampling.num_units == 180
+
+
+def test_what_training_found_stays_and_what_is_noise_goes():
+    taste = (RNG.random(ROWS) < np.where((USER + ITEM) % 2, 0.95, 0.05)).astype("float32")
+    useful = private_of(of_clicks(), ((USER, ITEM), taste), epochs=30, learning_rate=20.0, l2_norm_clip=0.3)
+    useful.fit(verbose=0)
+    assert useful.model.get_layer("beside_counts").kernel.numpy()[0] > 0
+    assert ((logit(useful, (USER, ITEM)) > 0) == (taste > 0)).mean() > 0.7  # counts have nothing to tell
+    noise = private_of(of_clicks(), ((USER, ITEM), NOTHING), epochs=6, learning_rate=200.0)
+    kernel = noise.model.get_layer("beside_counts").kernel
+    kernel.assign([0.0])
+    begun = logit(noise, (USER, ITEM))
+    kernel.assign([1.0])
+    noise.fit(verbose=0, epochs=5)
+    assert np.abs(logit(noise, (USER, ITEM)) - begun).max() > 0.1  # in the middle of the plan nothing is chosen yet
+    noise.fit(verbose=0, epochs=6, initial_epoch=5)
+    assert kernel.numpy()[0] == 0
+    np.testing.assert_allclose(logit(noise, (USER, ITEM)), begun, atol=1e-6)
+
+
+def test_one_choice_and_no_copies():
+    private = private_of(of_classes(), (ITEM, KINDS))
+    with pytest.raises(TypeError, match="begins at counts cannot be copied"):
+        copy.deepcopy(private._start)
+    private.fit(verbose=0)
+    chosen = private.model.get_layer("beside_counts").kernel.numpy()
+    private.model.get_layer("beside_counts").kernel.assign(np.full(CLASSES, 7.0))
+    private._start.end(private.model)
+    assert (private.model.get_layer("beside_counts").kernel.numpy() == 7).all() and (chosen <= 1).all()
+
+
+def test_probabilities_are_begun_as_logits_are():
+    private = private_of(of_clicks("sigmoid"), ((USER, ITEM), CLICKS), epsilon=19.0)
+    assert np.abs(private.predict((USER, ITEM), verbose=0)[:, 0] - LIKELY[ITEM]).max() < 0.2
+
+
+def test_columns_of_a_dict_are_counted_by_their_names():
+    private = private_of(of_clicks(names=("user", "item")), ({"item": ITEM, "user": USER}, CLICKS))
+    found = logit(private, {"user": np.zeros(ITEMS, int), "item": np.arange(ITEMS)})
+    assert np.corrcoef(found, special.logit(LIKELY))[0, 1] > 0.97
+
+
+def numbers():
+    model = keras.Sequential([keras.Input([3]), L.Dense(1)])
+    model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
+    return model
+
+
+def squared():
+    model = keras.Sequential([L.Embedding(ITEMS, 4), L.Dense(1)])
+    model.compile("adam", "mse")
+    return model
+
+
+@pytest.mark.parametrize(
+    "model, data, options, reason",
+    [
+        (of_clicks, ((USER, ITEM), CLICKS), {"begin_at": "popularity"}, "must be 'counts'"),
+        (squared, (ITEM, CLICKS), {}, "BinaryCrossentropy or a SparseCategorical"),
+        (numbers, (np.ones([ROWS, 3], "float32"), CLICKS), {}, "hold one id a row.*has none"),
+        (of_clicks, ((USER, ITEM), CLICKS, np.ones(ROWS, "float32")), {}, "without weights"),
+        (of_classes, (np.stack([ITEM, ITEM], 1), np.stack([KINDS, KINDS], 1)), {}, "one label in each row"),
+    ],
+)
+def test_refused_before_anything_is_counted(monkeypatch, model, data, options, reason):
+    monkeypatch.setattr(HeadStart, "begin", lambda self: pytest.fail("counted"))
+    options = {"epsilon": 8.0, "unit": "row", "batch_size": 600, "epochs": 2, "begin_at": "counts"} | options
+    with pytest.raises(ValueError, match=reason):
+        tfdp_rec.make_private(model(), data, **options)
+
+
+def test_earlier_steps_on_the_same_weights_count():
+    model = of_clicks()
+    with pytest.warns(UserWarning, match="trained before"):
+        model.fit((USER, ITEM), CLICKS, verbose=0)
+        private = private_of(model, ((USER, ITEM), CLICKS))
+    private.fit(verbose=0)
+    assert private.epsilon == np.inf
