@@ -100,8 +100,9 @@ def test_what_it_costs_by_the_accountant_beside():
     (counts, choice), labels = zip(*plan.accountant.spending.history.uses)
     assert labels == ("counts to begin at", "choice of what training added")
     counts, choice = counts.noise_multiplier, choice.noise_multiplier
-    assert counts == pytest.approx(0.5774 * choice * 1.2247, rel=0.01)  # √(.05 / .1)
-    step = PoissonSampledDpEvent(plan.sampling.expected_batch_size / (0.9 * ROWS), GaussianDpEvent(plan.noise_multiplier))
+    assert counts * 2**0.5 == pytest.approx(choice)  # a tenth and a twentieth of σ⁻²
+    chance = plan.sampling.expected_batch_size / (0.9 * ROWS)
+    step = PoissonSampledDpEvent(chance, GaussianDpEvent(plan.noise_multiplier))
     for event in (GaussianDpEvent(counts), GaussianDpEvent(choice), SelfComposedDpEvent(step, plan.steps)):
         by_hand.compose(event)
     assert private.epsilon == pytest.approx(by_hand.get_epsilon(plan.delta), rel=1e-3) and 7.8 < private.epsilon <= 8

@@ -3,17 +3,19 @@
     clicks     logit  = s · the model's own + b + offsets of the row's ids
     classes    logits = s · the model's own + offset of each class
 
-Before the training, offsets are made of private sums of clicks by id (`sums.clicks`), or of noisy counts of classes,
-and stay as they are; s is 1. Afterwards s is the one of `_SCALES` under which the training labels are most likely: of
-each unit the mean over its rows of
+Before the training, offsets are made of private sums of clicks by id (`sums.clicks`), or of noisy counts of classes.
+They are not trained, and neither is the bias of the model's last layer: it would take most of each example's clip, to
+learn what the counts have told. In training s is 1. Afterwards it is the one of `_SCALES`, or 0, under which labels of
+units that were not trained on are most likely. The means over a unit's rows of
 
     g(s) = log p(label; s) − log p(label; 0),   within ±1,
 
-is added up for all s > 0 together, a vector of at most 1 in ℓ₂ when it is divided by √(number of s), with noise. Where
-no sum stands out of the noise, s = 0: the training found nothing that is to be relied on, and the counts remain.
+divided by √(number of s), are a vector of at most 1 in ℓ₂; these are added up, with noise. Where no sum stands out of
+the noise, s = 0: the training found nothing that is to be relied on, and the counts remain. On units that are trained
+on, all of what it remembers of them would seem to be knowledge.
 
-Guarantee: two Gaussian mechanisms on the same units, beside the training, which the plan pays for before them. The
-second is about a model that is released already, whose predictions depend on their own row alone.
+Guarantee: two Gaussian mechanisms beside the training, on the same units or fewer, which the plan pays for before them.
+The second is about a model that is released already, whose predictions depend on their own row alone.
 """
 
 from __future__ import annotations
@@ -65,9 +67,12 @@ class HeadStart:
         ValueError: The model or its data have another form.
     """
 
-    def __init__(self, private: Any, data: Any, units: NDArray[np.int64], held_out: NDArray[np.int64], of_clicks: bool, from_logits: bool):
-        one_output = isinstance(private, functional_class()) and len(private.outputs) == 1
-        shape = tuple(private.output.shape) if one_output else ()
+    def __init__(
+        self, private: Any, data: Any, units: NDArray[np.int64], held_out: NDArray[np.int64], of_clicks: bool,
+        from_logits: bool,
+    ):  # fmt: skip
+        of_layers: bool = isinstance(private, functional_class())
+        shape = tuple(private.output.shape) if of_layers and len(private.outputs) == 1 else ()
         if len(shape) != 2 or shape[1] != 1 and of_clicks:
             raise ValueError(
                 "begin_at='counts' adds what counts tell to the logits of a model of layers that gives one logit a "
@@ -112,10 +117,10 @@ class HeadStart:
         if self._of_clicks:
             counted = ClickModel({each.name: each.size for each in self._columns}, noise_multiplier=self._noise)
             counted.fit({each.name: each.ids[~self._held_out] for each in self._columns}, labels, unit=units)
-            known = counted.reliability
+            right = counted.reliability
             for table in self._tables:
-                table.embeddings.assign(known.scale * counted.weights[table.name,][:, None])
-            self._scaled.bias.assign([known.scale * special.logit(counted.rate) + known.offset])
+                table.embeddings.assign(right.scale * counted.weights[table.name,][:, None])
+            self._scaled.bias.assign([right.scale * special.logit(counted.rate) + right.offset])
         else:
             known = (labels >= 0) & (labels < self._classes)
             cells, ones = labels[known].astype(np.int64), np.ones((int(known.sum()), 1), np.int64)

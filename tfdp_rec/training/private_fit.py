@@ -12,6 +12,7 @@ The call combines these parts:
     optimizer    the mechanism with the plan's settings, in place of the model's optimizer
     fit          on the sampling's batches, with the plan's budget
     reliability  if asked for, one count of clicks by prediction afterwards, which corrects predictions (`sums`)
+    head start   if asked for, counts before, and a choice afterwards of how much of the training stays
 """
 
 from __future__ import annotations
@@ -67,6 +68,10 @@ from tfdp_rec.training.signal import choose_batches
 _EXTREME = (
     "Clipping keeps the order of predictions and makes probabilities too extreme: make_private(..., reliability=30.0) "
     "keeps some of epsilon for a correction (private.reliability())."
+)
+_BELOW = (
+    "Where ids have few rows, a training may end below what counts tell: make_private(..., begin_at='counts') begins "
+    "at them, and stays there if training adds nothing."
 )
 _NEARLY_ALL = 0.8  # of the signal: more batches would change little
 _SMALL = 1e-3  # a rate that every mechanism accepts, until the model's tables are known
@@ -175,6 +180,8 @@ class PrivateFit:
             print(self._describe_signal())
             if self._release is None and _is_of_clicks(self.model._loss):
                 print(_EXTREME)
+            if self._start is None and (_is_of_clicks(self.model._loss) or _is_of_classes(self.model._loss)):
+                print(_BELOW)
         if options["epochs"] - options.get("initial_epoch", 0) > self.epochs:
             warnings.warn(
                 f"epochs={options['epochs']}, and make_private planned {self.epochs}: training ends with the budget. "
@@ -328,6 +335,11 @@ def make_private(
             predictions (`PrivateFit.reliability`); ε includes it. None for no such release.
         plan: Plan of the training, such as one of `tfdp_rec.tune`, instead of epsilon, batch_size, epochs, delta and
             reliability; its clip is used where none is given.
+        begin_at: "counts" for a model of clicks or classes that is never worse than counts, but by their noise: a
+            tenth of the noise budget counts clicks by each input of ids, or classes. They are added to the logits of
+            `PrivateFit.model`, which is a new model on the same layers, and not trained; nor is the bias of a last
+            `Dense`, whose `trainable` becomes False. A tenth of the units, which are not trained on, decide how much
+            of the training stays. The clip is "auto" if none is given.
         **settings: Further settings of the mechanism, such as momentum, and `microbatch_size`, `diagnostics` and
             `adapted_to_public_data` of `PrivateModel.compile`.
 
@@ -433,8 +445,8 @@ def make_private(
         prepare(model, plan, batches)
 
     compile_for(private, plan, None, compiled)
-    for each in filter(None, (release, start)):
-        each.predictions.trace(private)
+    for predictions in (each.predictions for each in (release, start) if each):
+        predictions.trace(private)
 
     def fetch(drawn: np.ndarray) -> Any:
         chosen = pick(trained[drawn])  # once: features and labels are of the same rows
