@@ -100,7 +100,7 @@ def test_what_it_costs_by_the_accountant_beside():
     (counts, choice), labels = zip(*plan.accountant.spending.history.uses)
     assert labels == ("counts to begin at", "choice of what training added")
     counts, choice = counts.noise_multiplier, choice.noise_multiplier
-    assert counts * 2**0.5 == pytest.approx(choice)  # a tenth and a twentieth of σ⁻²
+    assert counts * 6**0.5 == pytest.approx(choice)  # three tenths and a twentieth of σ⁻²
     chance = plan.sampling.expected_batch_size / (0.9 * ROWS)
     step = PoissonSampledDpEvent(chance, GaussianDpEvent(plan.noise_multiplier))
     for event in (GaussianDpEvent(counts), GaussianDpEvent(choice), SelfComposedDpEvent(step, plan.steps)):
@@ -208,11 +208,11 @@ def squared():
 @pytest.mark.parametrize(
     "model, data, options, reason",
     [
-        (of_clicks, ((USER, ITEM), CLICKS), {"begin_at": "popularity"}, "must be 'counts'"),
-        (squared, (ITEM, CLICKS), {}, "BinaryCrossentropy or a SparseCategorical"),
+        (of_clicks, ((USER, ITEM), CLICKS), {"begin_at": "popularity"}, "must be left out, or 'counts'"),
+        (squared, (ITEM, CLICKS), {}, "BinaryCrossentropy or a\\s+SparseCategorical"),
         (numbers, (np.ones([ROWS, 3], "float32"), CLICKS), {}, "hold one id a row.*has none"),
         (of_clicks, ((USER, ITEM), CLICKS, np.ones(ROWS, "float32")), {}, "without weights"),
-        (of_classes, (np.stack([ITEM, ITEM], 1), np.stack([KINDS, KINDS], 1)), {}, "one label in each row"),
+        (of_classes, (np.stack([ITEM, ITEM], 1), np.stack([KINDS, KINDS], 1)), {}, "one label a row"),
     ],
 )
 def test_refused_before_anything_is_counted(monkeypatch, model, data, options, reason):

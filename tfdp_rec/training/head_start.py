@@ -20,9 +20,8 @@ The second is about a model that is released already, whose predictions depend o
 
 from __future__ import annotations
 
-import functools
 import math
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -41,7 +40,7 @@ from tfdp_rec.training.model import PrivateModel
 from tfdp_rec.training.row_predictions import RowPredictions
 
 COUNTS, CHOICE = "counts to begin at", "choice of what training added"
-_COUNTS, _CHOICE = 0.1, 0.05  # shares of σ⁻²
+_COUNTS, _CHOICE = 0.3, 0.05  # shares of σ⁻²
 _HELD_OUT = 10  # one unit of so many
 _SCALES = (0.1, 0.3, 0.6, 1.0)
 _CLEAR = 2.0  # deviations of its noise above which a gain is one
@@ -62,45 +61,36 @@ class HeadStart:
 
     Attributes:
         model: Model on the same layers, with the offsets.
+        predictions: Of the rows by which is chosen.
 
     Raises:
         ValueError: The model or its data have another form.
     """
 
-    def __init__(
-        self, private: Any, data: Any, units: NDArray[np.int64], held_out: NDArray[np.int64], of_clicks: bool,
-        from_logits: bool,
-    ):  # fmt: skip
+    def __init__(self, private: Any, data: Any, units: Any, held_out: Any, of_clicks: bool, from_logits: bool):
         of_layers: bool = isinstance(private, functional_class())
         shape = tuple(private.output.shape) if of_layers and len(private.outputs) == 1 else ()
-        if len(shape) != 2 or shape[1] != 1 and of_clicks:
+        labelled = isinstance(data, tuple) and len(data) == 2 and np.size(data[1]) == len(data[1])
+        if not labelled or len(shape) != 2 or shape[1] != 1 and of_clicks:
             raise ValueError(
-                "begin_at='counts' adds what counts tell to the logits of a model of layers that gives one logit a "
-                f"row, [batch, 1], or one for each class, [batch, classes]: '{private.name}' gives {shape or 'others'}."
+                "begin_at='counts' takes data (x, y) without weights, with one label a row, and a model of layers that "
+                f"gives one logit a row, [batch, 1], or one a class, [batch, classes]; '{private.name}' gives {shape}."
             )
-        if not isinstance(data, tuple) or len(data) != 2 or np.size(data[1]) != len(data[1]):
-            raise ValueError("begin_at='counts' takes data (x, y) without weights, with one label in each row of y.")
-        self._of_clicks, self._classes, self._from_logits = of_clicks, int(shape[1]), from_logits
-        self._data, self._units, self._held_out = data, units, np.isin(units, held_out)
+        self._of_clicks, self._from_logits, self._classes = of_clicks, from_logits, int(shape[1])
+        self._labels, self._units, self._held_out = data[1].reshape(-1), units, np.isin(units, held_out)
         self._columns = _find_columns(private, data[0]) if of_clicks else []
-        for layer in private.layers[-1:]:  # what counts tell of it would take most of each example's clip
-            if isinstance(layer, keras.layers.Dense) and layer.use_bias:
-                layer.bias.trainable = False
-        own = private.output if from_logits else _logits_of(private.output, of_clicks)
+        self.predictions = RowPredictions(tf.nest.map_structure(lambda array: array[self._held_out], data[0]))
+        if isinstance(last := private.layers[-1], keras.layers.Dense) and last.use_bias:
+            last.bias.trainable = False
         self._scaled = keras.layers.EinsumDense(
-            "bk,k->bk", self._classes, bias_axes="k", kernel_initializer="ones", trainable=False, name="beside_counts",
-        )  # fmt: skip
-        self._tables = [
-            keras.layers.Embedding(each.size, 1, embeddings_initializer="zeros", trainable=False, name=each.name)
-            for each in self._columns
-        ]
-        rows = [table(each.input) for table, each in zip(self._tables, self._columns)]
-        parts = [self._scaled(own), *(keras.layers.Reshape([1])(row) for row in rows)]
+            "bk,k->bk", self._classes, bias_axes="k", kernel_initializer="ones", trainable=False, name="beside_counts"
+        )
+        parts = [self._scaled(private.output if from_logits else _logits_of(private.output, of_clicks))]
+        parts += [keras.layers.Reshape([1])(table(of_rows)) for table, of_rows, _ in self._columns]
         outputs = keras.layers.Add()(parts) if len(parts) > 1 else parts[0]
         if not from_logits:
             outputs = keras.layers.Activation("sigmoid" if of_clicks else "softmax")(outputs)
-        self.model = PrivateModel(private.input, outputs, name=private.name)
-        self._is_chosen = False
+        self.model, self._is_chosen = PrivateModel(private.input, outputs, name=private.name), False
 
     def __reduce__(self) -> Any:
         raise TypeError("A PrivateFit that begins at counts cannot be copied: a copy would release its choice again.")
@@ -113,14 +103,15 @@ class HeadStart:
 
     def begin(self) -> None:
         """Counts the rows of the units that are trained on, after the plan has paid."""
-        labels, units = self._labels_of(~self._held_out), self._units[~self._held_out]
+        counted = ~self._held_out
+        labels, units = self._labels[counted], self._units[counted]
         if self._of_clicks:
-            counted = ClickModel({each.name: each.size for each in self._columns}, noise_multiplier=self._noise)
-            counted.fit({each.name: each.ids[~self._held_out] for each in self._columns}, labels, unit=units)
-            right = counted.reliability
-            for table in self._tables:
-                table.embeddings.assign(right.scale * counted.weights[table.name,][:, None])
-            self._scaled.bias.assign([right.scale * special.logit(counted.rate) + right.offset])
+            sums = ClickModel({t.name: t.input_dim for t, *_ in self._columns}, noise_multiplier=self._noise)
+            sums.fit({table.name: ids[counted] for table, _, ids in self._columns}, labels, unit=units)
+            right = sums.reliability
+            for table, *_ in self._columns:
+                table.embeddings.assign(right.scale * sums.weights[table.name,][:, None])
+            self._scaled.bias.assign([right.scale * special.logit(sums.rate) + right.offset])
         else:
             known = (labels >= 0) & (labels < self._classes)
             cells, ones = labels[known].astype(np.int64), np.ones((int(known.sum()), 1), np.int64)
@@ -137,47 +128,27 @@ class HeadStart:
             likely.append(self._log_likelihoods(self.predictions.of(model)))
         gains = np.nan_to_num(np.array(likely[1:]) - likely[0], nan=-1.0).T
         noisy = release_sums(gain_sums(gains, self._units[self._held_out]), self._noise_of_choice)
-        best = int(noisy.argmax())
-        chosen = _SCALES[best] if noisy[best] > _CLEAR * self._noise_of_choice else 0.0
+        chosen = _SCALES[noisy.argmax()] if noisy.max() > _CLEAR * self._noise_of_choice else 0.0
         self._scaled.kernel.assign(np.full(self._classes, chosen))
 
-    @functools.cached_property
-    def predictions(self) -> RowPredictions:
-        """Of the rows of units that are not trained on, as they are now."""
-        return RowPredictions(tf.nest.map_structure(lambda array: array[self._held_out], self._data[0]))
-
-    def _labels_of(self, rows: NDArray[np.bool_]) -> NDArray[Any]:
-        return self._data[1].reshape(-1)[rows]
-
     def _log_likelihoods(self, predicted: NDArray[np.float64]) -> NDArray[np.float64]:
-        labels = self._labels_of(self._held_out)
-        if self._of_clicks:
-            logits = predicted[:, 0] if self._from_logits else special.logit(np.clip(predicted[:, 0], 0.0, 1.0))
-            return special.log_expit(np.where(labels == 1, logits, -logits))
-        logs = special.log_softmax(predicted, axis=1) if self._from_logits else np.log(np.maximum(predicted, _LEAST))
-        known = (labels >= 0) & (labels < self._classes)
-        return logs[np.arange(len(logs)), np.where(known, labels, 0).astype(np.int64)]
+        of = keras.losses.binary_crossentropy if self._of_clicks else keras.losses.sparse_categorical_crossentropy
+        labels = self._labels[self._held_out, None]
+        return -np.asarray(of(labels, predicted, from_logits=self._from_logits), np.float64)
 
 
-class _Column(NamedTuple):
-    name: str
-    input: Any
-    ids: NDArray[np.int64]
-    size: int
-
-
-def _find_columns(private: Any, features: Any) -> list[_Column]:
-    """The inputs that hold one id a row, whose values the model's layers tell."""
+def _find_columns(private: Any, features: Any) -> list[tuple[Any, Any, NDArray[np.int64]]]:
+    """Of each input that holds one id a row: a table of offsets, the input, and the ids."""
     specs = tf.nest.map_structure(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), features)
     inputs, by_name = private.inputs, {each.name: each for each in private.inputs}
     if isinstance(features, dict) and features.keys() == by_name.keys():
-        inputs = [by_name[name] for name in sorted(features)]
+        inputs = [by_name[name] for name in sorted(features)]  # as a nest is flattened
     found = [
-        _Column(f"counts_{number}", each, ids.reshape(-1), int(values.max()) + 1)
+        (keras.layers.Embedding(int(values.max()) + 1, 1, "zeros", trainable=False, name=f"counts_{number}"), each, ids)
         for number, (each, ids, values) in enumerate(
-            zip(inputs, tf.nest.flatten(features), values_of_inputs(private, specs))
+            zip(inputs, map(np.squeeze, tf.nest.flatten(features)), values_of_inputs(private, specs))
         )
-        if values is not None and ids.dtype.kind in "iu" and ids.size == len(ids)
+        if values is not None and ids.dtype.kind in "iu" and ids.ndim == 1
     ]
     if not found:
         raise ValueError(
@@ -195,22 +166,21 @@ def hold_out(units: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
 
 def gain_sums(gains: NDArray[np.float64], owners: NDArray[np.int64]) -> NDArray[np.int64]:
     """Sums over units of the mean of their rows' gains `[rows, k]`, in grid steps, without noise: at most 1 in ℓ₂."""
-    most = math.isqrt(ONE * ONE // gains.shape[1])
-    each = np.trunc(np.clip(gains, -1.0, 1.0) * most).astype(np.int64)
+    each = np.trunc(np.clip(gains, -1.0, 1.0) * math.isqrt(ONE * ONE // gains.shape[1])).astype(np.int64)
     rows = np.bincount(owners)
     added = np.zeros((len(rows), gains.shape[1]), np.int64)
     np.add.at(added, owners, each)
     return (np.sign(added) * (np.abs(added) // np.maximum(rows, 1)[:, None])).sum(axis=0)
 
 
-def _logits_of(outputs: Any, of_clicks: bool) -> Any:
-    likely = keras.ops.clip(outputs, _LEAST, 1 - _LEAST)
-    return keras.ops.log(likely) - keras.ops.log(1 - likely) if of_clicks else keras.ops.log(likely)
-
-
 def log_shares(counts: NDArray[np.float64], noise: float) -> NDArray[np.float64]:
-    """Shrunken logarithm of each class's share: classes that do not stand out of the noise have their mean."""
+    """Logarithm of each class's share: classes that do not stand out of the noise have the mean of all such."""
     rare = counts <= _RARE * noise
     mean = max(counts[rare].sum(), noise * max(rare.sum(), 1) ** 0.5) / max(rare.sum(), 1)
     found = np.where(rare, mean, counts)
     return np.log(found / found.sum())
+
+
+def _logits_of(outputs: Any, of_clicks: bool) -> Any:
+    likely = keras.ops.clip(outputs, _LEAST, 1 - _LEAST)
+    return keras.ops.log(likely) - keras.ops.log(1 - likely) if of_clicks else keras.ops.log(likely)

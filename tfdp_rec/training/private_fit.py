@@ -335,8 +335,8 @@ def make_private(
             predictions (`PrivateFit.reliability`); ε includes it. None for no such release.
         plan: Plan of the training, such as one of `tfdp_rec.tune`, instead of epsilon, batch_size, epochs, delta and
             reliability; its clip is used where none is given.
-        begin_at: "counts" for a model of clicks or classes that is never worse than counts, but by their noise: a
-            tenth of the noise budget counts clicks by each input of ids, or classes. They are added to the logits of
+        begin_at: "counts" for a model of clicks or classes that is never worse than counts, but by their noise: three
+            tenths of σ⁻² count clicks by each input of ids, or classes. They are added to the logits of
             `PrivateFit.model`, which is a new model on the same layers, and not trained; nor is the bias of a last
             `Dense`, whose `trainable` becomes False. A tenth of the units, which are not trained on, decide how much
             of the training stays. The clip is "auto" if none is given.
@@ -410,10 +410,16 @@ def make_private(
     _refuse_unfit(private, compiled, data)
     compared = "loss" in compiled and not find_own_losses(private)
     look_at_numbers(data, private.inputs if names else None, compared, _is_of_clicks(compiled.get("loss")))
-    start = None
+    start, loss = None, compiled.get("loss")
     if begin_at is not None:
+        if begin_at != "counts" or find_own_losses(private) or not (_is_of_clicks(loss) or _is_of_classes(loss)):
+            raise ValueError(
+                "begin_at must be left out, or 'counts' for a model whose compiled loss is a BinaryCrossentropy or a "
+                f"SparseCategoricalCrossentropy, got {begin_at!r}."
+            )
         of_rows = np.arange(rows) if unit is None else unit_numbers(unit, rows)
-        start = _head_start(begin_at, private, compiled, data, of_rows, held_out)
+        from_logits = bool(getattr(loss, "from_logits", False))
+        start = HeadStart(private, data, of_rows, held_out, _is_of_clicks(loss), from_logits)
         private = start.model
     release = None if reliability is None else _Release(reliability, data, unit, _click_loss(compiled, data, private))
     if plan is None:
@@ -532,20 +538,6 @@ def _click_loss(compiled: Mapping[str, Any], data: Any, model: Any) -> bool:
             "loss=keras.losses.BinaryCrossentropy(from_logits=True)."
         )
     return from_logits
-
-
-def _head_start(
-    begin_at: Any, private: Any, compiled: Mapping[str, Any], data: Any, units: Any, held_out: Any
-) -> HeadStart:
-    loss = compiled.get("loss")
-    if begin_at != "counts":
-        raise ValueError(f"begin_at must be 'counts', or left out, got {begin_at!r}.")
-    if find_own_losses(private) or not (_is_of_clicks(loss) or _is_of_classes(loss)):
-        raise ValueError(
-            "begin_at='counts' is for models whose compiled loss is a BinaryCrossentropy or a "
-            "SparseCategoricalCrossentropy."
-        )
-    return HeadStart(private, data, units, held_out, _is_of_clicks(loss), bool(getattr(loss, "from_logits", False)))
 
 
 def _warn_of_earlier_steps(model: keras.Model) -> None:
