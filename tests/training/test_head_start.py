@@ -155,11 +155,11 @@ def test_units_that_choose_are_neither_trained_on_nor_counted(monkeypatch):
 
 def test_what_training_found_stays_and_what_is_noise_goes():
     taste = (RNG.random(ROWS) < np.where((USER + ITEM) % 2, 0.95, 0.05)).astype("float32")
-    useful = private_of(of_clicks(), ((USER, ITEM), taste), epochs=30, learning_rate=20.0, l2_norm_clip=0.3)
+    useful = private_of(of_clicks(), ((USER, ITEM), taste), epsilon=19.0, epochs=40, learning_rate=10.0)
     useful.fit(verbose=0)
     assert useful.model.get_layer("beside_counts").kernel.numpy()[0] > 0
-    assert ((logit(useful, (USER, ITEM)) > 0) == (taste > 0)).mean() > 0.7  # counts have nothing to tell
-    noise = private_of(of_clicks(), ((USER, ITEM), NOTHING), epochs=6, learning_rate=200.0)
+    assert ((logit(useful, (USER, ITEM)) > 0) == (taste > 0)).mean() > 0.6  # counts have nothing to tell
+    noise = private_of(of_clicks(), ((USER, ITEM), NOTHING), epochs=6, learning_rate=400.0)
     kernel = noise.model.get_layer("beside_counts").kernel
     kernel.assign([0.0])
     begun = logit(noise, (USER, ITEM))
