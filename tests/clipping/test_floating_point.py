@@ -291,11 +291,16 @@ def test_a_sum_over_many_examples_is_cut_by_their_number():
     assert int(float_sums.Depth.from_slack(slack, tf.constant(1.0), tf.constant(900), tf.float32).piece) > 0
 
 
-def test_lengths_of_several_are_those_of_each():
-    tensors = [tf.random.normal([5, size]) for size in (1, 7, 300)]
-    each = tf.stack([factors.length(tensor) for tensor in tensors], axis=1)
-    np.testing.assert_array_equal(factors.lengths(tensors), each)
-    assert np.all(each > np.stack([np.linalg.norm(np.float64(t), axis=1) for t in tensors], axis=1))
+def test_norms_of_several_are_those_of_each():
+    one, seven, many = (tf.random.normal([5, size]) for size in (1, 7, 300))
+    each = tf.stack([factors.length(tensor) for tensor in (one, seven, many)], axis=1)
+    exact = np.stack([np.linalg.norm(np.float64(t), axis=1) for t in (one, seven, many)], axis=1)
+    assert np.all(each > exact)
+    found = factors.norms([(seven, many), (one,), (seven,), (many, seven), (many,)])
+    np.testing.assert_array_equal(found[:, :3], each)
+    for product in (found[:, 3], found[:, 4]):  # rounded up once more
+        assert np.all(product > exact[:, 1] * exact[:, 2])
+        np.testing.assert_allclose(product, each[:, 1] * each[:, 2], rtol=1e-6)
 
 
 def test_few_examples_of_huge_parts_are_not_added_up_deeper_than_the_bound_holds():

@@ -207,16 +207,16 @@ class Measured(NamedTuple):
 
 def measure(collected: Factors) -> Measured:
     """The norms of factored gradients, in the widest type among them."""
-    formed = {path: own[0].formed for path, own in collected.items() if len(own) == 1}
-    by_type: dict[tf.DType, dict[str, tf.Tensor]] = {}
-    for path, gradient in formed.items():
-        if gradient is not None:  # their lengths are rounded up together
-            by_type.setdefault(gradient.dtype, {})[path] = gradient
-    several = {path: cross_terms.measure(own) for path, own in collected.items() if formed.get(path) is None}
+    sides = {path: own[0].sides for path, own in collected.items() if len(own) == 1}
+    by_type: dict[tf.DType, dict[str, tuple[tf.Tensor, ...]]] = {}
+    for path, own in sides.items():
+        if own:  # their lengths are rounded up together
+            by_type.setdefault(own[0].dtype, {})[path] = own
+    several = {path: cross_terms.measure(own) for path, own in collected.items() if not sides.get(path)}
     types = {path: norm.dtype for path, (norm, _) in several.items()}
-    types |= {path: dtype for dtype, gradients in by_type.items() for path in gradients}
+    types |= {path: dtype for dtype, measured in by_type.items() for path in measured}
     widest = tf.float64 if tf.float64 in types.values() else tf.float32
-    together = [factors.lengths(list(gradients.values())) for gradients in by_type.values()]
+    together = [factors.norms(list(measured.values())) for measured in by_type.values()]
     norms, reaches = (
         tf.concat([tf.cast(each, widest) for each in (*together, *(v[:, None] for v in apart))], axis=1)
         for apart in (zip(*several.values()) if several else ((), ()))

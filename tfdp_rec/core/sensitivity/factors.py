@@ -77,12 +77,21 @@ def length(tensor: tf.Tensor) -> tf.Tensor:
     return _plain_length(tensor) * factor + floor
 
 
-def lengths(tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-    """`length` of several tensors `[batch, values]` of one type, `[batch, tensors]`."""
-    rows = tf.stack([_plain_length(tensor) for tensor in tensors], axis=1)
-    pairs = zip(*map(_roundings_of, tensors), strict=True)
-    factors, floors = (tf.stack([tf.cast(one, rows.dtype) for one in each]) for each in pairs)
-    return rows * factors + floors
+def norms(several: Sequence[tuple[tf.Tensor, ...]]) -> tf.Tensor:
+    """The norms of gradients by their sides, `[batch, gradients]`, those of one side first. All of one type."""
+    # A layer's output gradient is a side of its kernel's gradient and of its bias'.
+    distinct = list({id(side): side for sides in several for side in sides}.values())
+    rows = tf.stack([_plain_length(side) for side in distinct], axis=1)
+    pairs = zip(*map(_roundings_of, distinct), strict=True)
+    factors, floors = (tf.convert_to_tensor(each, rows.dtype) for each in pairs)
+    found, columns = rows * factors + floors, {id(side): column for column, side in enumerate(distinct)}
+
+    def take(number: int, place: int) -> tf.Tensor:
+        chosen = [columns[id(sides[place])] for sides in several if len(sides) == number]
+        return tf.gather(found, tf.constant(chosen, tf.int64), axis=1)
+
+    # A product of lengths: squares may underflow or overflow.
+    return tf.concat([take(1, 0), take(2, 0) * take(2, 1) * _error_factor(0, rows.dtype)], axis=1)
 
 
 def _plain_length(tensor: tf.Tensor) -> tf.Tensor:
@@ -177,9 +186,9 @@ class Factor(abc.ABC):
         """The numbers that gradients are made of, with the batch as first axis."""
 
     @property
-    def formed(self) -> tf.Tensor | None:
-        """Each example's gradient `[batch, values]`, if that is at hand: numbers of which the norm is the length."""
-        return None
+    def sides(self) -> tuple[tf.Tensor, ...]:
+        """One or two tensors `[batch, values]` of whose lengths the norm is the product; none if it is no such."""
+        return ()
 
     @abc.abstractmethod
     def norm(self) -> tf.Tensor:
@@ -246,8 +255,8 @@ class PerExample(Factor):
         return (self.values,)
 
     @property
-    def formed(self) -> tf.Tensor | None:
-        return self.values if self.values.shape.rank == 2 else None
+    def sides(self) -> tuple[tf.Tensor, ...]:
+        return (self.values,) if self.values.shape.rank == 2 else ()
 
     def norm(self) -> tf.Tensor:
         return length_of_all(self.values)
@@ -287,6 +296,10 @@ class Outer(Factor):
         return self.x.shape.rank == 2 or self.x.shape[1] == 1
 
     @property
+    def sides(self) -> tuple[tf.Tensor, ...]:
+        return (_flat(self.x), _flat(self.g)) if self.whole else ()
+
+    @property
     def terms(self) -> tf.Tensor | int:
         return 1 if self.whole else tf.shape(self.x)[1]
 
@@ -317,8 +330,8 @@ class Outer(Factor):
         return tf.matmul(add_position_axis(self.x), add_position_axis(self.g), transpose_a=True)
 
     def norm(self) -> tf.Tensor:
-        if self.whole:  # a product of lengths: squares may underflow or overflow
-            return length(_flat(self.x)) * length(_flat(self.g)) * _error_factor(0, self.x.dtype)
+        if self.whole:
+            return norms([self.sides])[:, 0]
         # T²(in + out) products by the Gram matrices against T·in·out by forming the gradient: take the fewer.
         positions, rows, columns = self.x.shape[1], self.x.shape[2], self.g.shape[2]
         if None not in (positions, rows, columns):
@@ -379,11 +392,11 @@ class Rows(Factor):
         return "sums"
 
     @property
-    def formed(self) -> tf.Tensor | None:
-        return tf.squeeze(self.g, 1) if self.ids.shape[1] == 1 else None
+    def sides(self) -> tuple[tf.Tensor, ...]:
+        return (tf.squeeze(self.g, 1),) if self.ids.shape[1] == 1 else ()
 
     def norm(self) -> tf.Tensor:
-        return length_of_all(self.sums) if self.formed is None else length(self.formed)
+        return length(*self.sides) if self.sides else length_of_all(self.sums)
 
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
         return add_rows([self], weights, depth)[0]
