@@ -46,9 +46,14 @@ def require_all(*checks: Check) -> list[tf.Operation]:
     graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
     before = 0 if graph is None else len(graph.get_operations())
     text: Any = "0"
-    for condition, *sentence in reversed(checks):
-        condition = tf.convert_to_tensor(condition)
-        text = tf.where(tf.reduce_all(condition) if condition.shape.rank != 0 else condition, text, _join(sentence))
+    met = [tf.convert_to_tensor(condition) for condition, *_ in checks]
+    met = [each if each.shape.rank == 0 else tf.reduce_all(each) for each in met]
+    if len(met) > 1:  # from a GPU they come together, in one copy
+        together = tf.stack(met)
+        with tf.device(HOST):
+            met = tf.unstack(together, num=len(met))
+    for holds, (_, *sentence) in zip(reversed(met), reversed(checks), strict=True):
+        text = tf.where(holds, text, _join(sentence))
     zero = tf.strings.to_number(text, tf.int32)
     if graph is None:
         return []

@@ -124,7 +124,7 @@ class Step:
     _moves: dict[str, tf.IndexedSlices] = dataclasses.field(default_factory=dict, init=False, repr=False)
     _rows: dict[str, Rows] = dataclasses.field(default_factory=dict, init=False, repr=False)
 
-    @property
+    @functools.cached_property
     def noise_scale(self) -> tf.Tensor:
         """−η s: what a unit Gaussian moves a weight by, float64."""
         return -tf.cast(self.pace, tf.float64) * self.stddev

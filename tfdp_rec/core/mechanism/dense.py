@@ -33,11 +33,15 @@ def step_dense(optimizer: Any, step: Any, regularization: Mapping[str, tf.Tensor
         if optimizer.dense_optimizer is not None:
             noisy.append((tf.cast(gradient, dense.variable.dtype), dense.variable))
             continue
-        kept = [dense.variable] if dense.velocity is None else [dense.variable, dense.velocity]
-        before = tuple(tf.cast(resource(variable), tf.float32) for variable in kept)
-        moved = optimizer.recursion.step(before, downhill * gradient, step.learning_rate)
-        for variable, value in zip(kept, moved, strict=True):
-            resource(variable).assign(tf.cast(value, variable.dtype))
+        move = downhill * gradient
+        if optimizer.recursion.is_plain and dense.variable.dtype == "float32":  # in one pass
+            resource(dense.variable).assign_add(move)
+        else:
+            kept = [dense.variable] if dense.velocity is None else [dense.variable, dense.velocity]
+            before = tuple(tf.cast(resource(variable), tf.float32) for variable in kept)
+            moved = optimizer.recursion.step(before, move, step.learning_rate)
+            for variable, value in zip(kept, moved, strict=True):
+                resource(variable).assign(tf.cast(value, variable.dtype))
         if dense.variable.constraint is not None:
             dense.variable.assign(dense.variable.constraint(dense.variable))
     if noisy:

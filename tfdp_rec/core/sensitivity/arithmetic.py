@@ -86,11 +86,11 @@ def canaries(norms: tf.Tensor) -> dict[str, tf.Tensor]:
     square = tf.cast(coarse * coarse, tf.float32)  # XLA keeps the 2⁻¹⁴ that bfloat16 drops
     # The bits are compared: a comparison of float32 numbers may itself be made with fewer bits.
     right = {kind: tf.reduce_all(_bits(found) == _bits(tf.constant(_WIDTH * _FINE))) for kind, found in sums.items()}
-    return {**right, "Cast": _bits(square) == _bits(tf.constant(1 + 2.0**-6))}
+    return {**right, "Cast": tf.reduce_all(_bits(square) == _bits(tf.constant(1 + 2.0**-6)))}
 
 
 def _bits(tensor: tf.Tensor) -> tf.Tensor:
-    return tf.bitcast(tensor, tf.int32)
+    return tf.bitcast(tensor, tf.uint8)  # which a GPU compares; int32 numbers go to its host
 
 
 _NOT_EXACT = (

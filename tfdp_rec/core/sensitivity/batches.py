@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp_rec.core.ground.graph_checks import require
+from tfdp_rec.core.ground.graph_checks import HOST, require
 from tfdp_rec.core.ground.refused import NotPrivate
 
 
@@ -80,8 +80,10 @@ def hide_batch_axis(batch: Any, shared: Sequence[str] = ()) -> Any:
     leaves = [t for t in example_leaves(batch, shared) if isinstance(t, tf.Tensor) and t.shape.rank]
     if tf.executing_eagerly() or not leaves:
         return batch
-    rows = tf.stack([tf.shape(leaf)[0] for leaf in leaves])
-    checks = require(rows == rows[0], _ROWS) if len(leaves) > 1 else []
+    several = [tf.shape(leaf) for leaf in leaves]
+    with tf.device(HOST):
+        rows = tf.stack([lengths[0] for lengths in several])
+        checks = require(rows == rows[0], _ROWS) if len(leaves) > 1 else []
 
     def hide(tensor: tf.Tensor) -> tf.Tensor:
         if not isinstance(tensor, tf.Tensor) or not tensor.shape.rank:

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.graph_checks import depend_on, require
+from tfdp_rec.core.ground.graph_checks import HOST, depend_on, require
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity import cross_terms, factors, float_sums
 from tfdp_rec.core.sensitivity.arithmetic import refuse_other_arithmetic, require_exactness
@@ -350,9 +350,10 @@ def _silence(collected: Factors, weights: tf.Tensor) -> Factors:
 def _check_numbers(collected: Factors, size: tf.Tensor, share: Share) -> list[Any]:
     """Checks of the proof's assumptions: B ≤ 2¹⁶ examples, and B² T ≤ 2³⁶ for T terms an example."""
     terms = [f.terms for own in collected.values() for f in own if not f.whole]
-    most = tf.cast(size, tf.float64) ** 2 * tf.cast(tf.reduce_max([1, *terms]), tf.float64)
-    most *= tf.cast(share.parts, tf.float64)
-    return require((share.examples <= MOST_EXAMPLES) & (most <= _MOST_TERMS), _TOO_MANY)
+    with tf.device(HOST):
+        most = tf.cast(size, tf.float64) ** 2 * tf.cast(tf.reduce_max([1, *terms]), tf.float64)
+        most *= tf.cast(share.parts, tf.float64)
+        return require((share.examples <= MOST_EXAMPLES) & (most <= _MOST_TERMS), _TOO_MANY)
 
 
 def check_losses(losses: Any, size: tf.Tensor) -> tf.Tensor:

@@ -92,16 +92,18 @@ class EntropyNoise(NoiseSource):
     def _sums(self, requests: Sequence[Request]) -> list[tf.Tensor]:
         """Sums of one scale, grid and bound, in one draw."""
         sizes, total = _sizes(requests)
-        pairs = _bucket((total + 1) // 2)
-        rest = tf.zeros([2 * tf.cast(pairs, tf.int64) - total])
+        # In rows of a cache line, if widths allow, whose parts TensorFlow does not copy.
+        unit = math.gcd(_LINE, *(request.width for request in requests))
+        with tf.device(HOST):
+            pairs = _bucket((total + 1) // 2)
+            left = 2 * tf.cast(pairs, tf.int64)[None] - total
+            runs = tf.concat([sizes, left], axis=0) // unit
+        rest = tf.fill(left, 0.0)
         flat = ([tf.reshape(x, [-1]) for x in each] for each in zip(*(r.onto for r in requests)))
         onto = [tf.concat([*each, rest], axis=0) for each in flat]
         scale = tf.cast(1.0 if requests[0].scale is None else requests[0].scale, tf.float64)
         drawn = self._noisy(pairs, self._key(), scale, requests[0].grid, onto, requests[0].bound)
-        # In rows of a cache line, if widths allow, whose parts TensorFlow does not copy.
-        unit = math.gcd(_LINE, *(request.width for request in requests))
-        values = tf.reshape(tf.bitcast(drawn, tf.float32), [-1, unit])
-        parts = tf.split(values[: total // unit], sizes // unit, num=len(requests))
+        *parts, _ = tf.split(tf.reshape(tf.bitcast(drawn, tf.float32), [-1, unit]), runs, num=len(requests) + 1)
         return [tf.reshape(part, [-1, request.width]) for part, request in zip(parts, requests, strict=True)]
 
     def _rows(self, requests: Sequence[Request]) -> list[tf.Tensor]:
@@ -115,9 +117,9 @@ class EntropyNoise(NoiseSource):
     def _key(self) -> tf.Tensor:
         # As `uniform_full_int`, in half as many operations: each table draws here.
         generator = self._current_generator()
-        counter, key = tf.split(tf.bitcast(generator.skip(_WORDS), tf.uint64), [2, 1])
+        state = tf.bitcast(generator.skip(tf.constant(_WORDS, tf.uint64)), tf.uint64)
         return tf.raw_ops.StatelessRandomUniformFullIntV2(
-            shape=[_WORDS], key=key, counter=counter, alg=generator.algorithm, dtype=tf.uint32
+            shape=[_WORDS], key=state[2:], counter=state[:2], alg=generator.algorithm, dtype=tf.uint32
         )
 
     @tf.autograph.experimental.do_not_convert
