@@ -148,8 +148,14 @@ def _hash(path: str) -> str:
 class ServerState:
     """Saves and restores the variables of one server, by name."""
 
-    def __init__(self, lock: Lock, variables: Mapping[str, tf.Variable], settle: Callable[[], None] | None = None):
-        self._variables, self._settle = dict(variables), settle
+    def __init__(
+        self,
+        lock: Lock,
+        variables: Mapping[str, tf.Variable],
+        before_save: Callable[[], None] | None = None,
+        after_restore: Callable[[], None] | None = None,
+    ):
+        self._variables, self._before_save, self._after_restore = dict(variables), before_save, after_restore
         self._save = lock.section(self._write)
         self._restore = lock.section(self._read)
 
@@ -170,8 +176,8 @@ class ServerState:
         ]
 
     def _write(self, folder: tf.Tensor) -> None:
-        if self._settle is not None:
-            self._settle()
+        if self._before_save is not None:
+            self._before_save()
         for number, variable in enumerate(self._variables.values()):
 
             def piece(index: tf.Tensor, number: int = number, variable: tf.Variable = variable) -> None:
@@ -192,6 +198,8 @@ class ServerState:
                     scatter("Update", variable, _rows(variable, index), values)
 
             _each_piece(variable, piece)
+        if self._after_restore is not None:
+            self._after_restore()
 
 
 def _file(folder: tf.Tensor, number: int, piece: tf.Tensor) -> tf.Tensor:

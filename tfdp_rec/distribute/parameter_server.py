@@ -96,13 +96,16 @@ class ServedDebts(RowDebts):
 
     @property
     def pending_variables(self) -> dict[str, tf.Variable]:
-        """The clock, the totals, those of regularized tables under their decay, and every table's marks."""
-        # What a server's checkpoint holds: a schedule's totals go on.
-        marks = {f"marks/{path}": variable for path, variable in self.marks.marks.items()}
+        """The clock, and the totals, those of regularized tables under their decay."""
+        # What a server's checkpoint holds: a schedule's totals go on. All rows are settled in it.
         own = self.optimizer.recursion
         named = {r: "totals" if r == own else f"totals/{r.weight_decay!r}" for r in self.accounts}
         totals = {named[recursion]: account.history.table for recursion, account in self.accounts.items()}
-        return {"clock": self.marks.clock, "largest": self.marks.largest, **totals, **marks}
+        return {"clock": self.marks.clock, "largest": self.marks.largest, **totals}
+
+    def settle_marks(self) -> None:
+        """Has the marks of all rows say that they are settled, as in a checkpoint that was read."""
+        self.marks.settle_all(self.marks.now())
 
 
 def refuse_unserved(optimizer: keras.optimizers.Optimizer) -> None:
@@ -175,8 +178,8 @@ class ParameterServer:
         named |= {f"untrained/{i}": v for i, v in enumerate(self._untrained)}
         named |= {f"optimizer/{i}": resource(v) for i, v in enumerate(self.optimizer.variables)}
         owed = {} if self.optimizer.debts is None else self.optimizer.debts.pending_variables
-        settle = None if self.optimizer.debts is None else self.optimizer.debts.settle_all
-        return ServerState(self.lock, named | {f"ledger/{k}": v for k, v in owed.items()}, settle)
+        acts = () if self.optimizer.debts is None else (self.optimizer.debts.settle_all, self.optimizer.debts.settle_marks)
+        return ServerState(self.lock, named | {f"ledger/{k}": v for k, v in owed.items()}, *acts)
 
     @property
     def paths(self) -> set[str]:

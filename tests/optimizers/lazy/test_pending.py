@@ -296,7 +296,7 @@ def test_totals_stay_while_a_row_owes():
     for row in range(3):
         marks.begin_totals(marks.now())
         assert history.look_up(1).numpy().tolist() == [0.5, 4.0] and float(marks.largest) == 0.5
-        marks.mark("table", tf.constant([row], tf.int64), tf.constant(1, tf.int64))
+        marks.mark({"table": tf.constant([row], tf.int64)}, tf.constant(1, tf.int64))
     marks.begin_totals(marks.now())
     assert history.look_up(1).numpy().tolist() == [0.0, 0.0] and float(marks.largest) == 0.0
 
@@ -377,7 +377,7 @@ class ForgetsTheLastStep(LazyDPSGD):
 class MarkedBeforePaid(RowDebts):
     def settle_rows(self, rows, now, by_mark=None):
         for path, ids in rows.items():
-            self.marks.mark(path, ids, now)
+            self.marks.mark({path: ids}, now)
         super().settle_rows(rows, now, by_mark)
 
 

@@ -39,6 +39,11 @@ def require(condition: Any, *sentence: Any) -> list[tf.Operation]:
     return require_all((condition, *sentence))
 
 
+def require_equal(found: tf.Tensor, wanted: tf.Tensor, *sentence: Any) -> list[tf.Operation]:
+    """As `require`, of two tensors that must be the same."""
+    return require(tf.equal(found, wanted), *sentence)
+
+
 def require_all(*checks: Check) -> list[tf.Operation]:
     """Operations that fail with the sentence of the first condition that does not hold; eagerly, an empty list."""
     if not checks:

@@ -120,12 +120,14 @@ class LazyDPSGD(PrivateOptimizer):
                 met_by = {"onto": (within(rule.rest(rows, step.pace), move.values, bound, rule.reach),)}
             wanted.append((path, Request(table.number, move.indices, table.width, scale, **met_by)))
             old.append(rows)
-        met = self.meet(wanted, number)
+        met, written = self.meet(wanted, number), []
         for rows, (path, asked), (noisy, others) in zip(old, wanted, met, strict=True):
             rule, ids = recursion_of(self.tables[path]), asked.rows
             made = (noisy,) if rule.is_plain else weights_on(grid, step_on(grid, rule, rows, noisy, step.pace))
-            with run_after(others + self.tables[path].write(ids, made)):
-                self.debts.marks.mark(path, ids, now)
+            with run_after(others):
+                written += self.tables[path].write(ids, made)
+        with run_after(written):
+            self.debts.marks.mark({path: request.rows for path, request in wanted}, now)
 
     # Release.
 

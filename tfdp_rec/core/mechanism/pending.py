@@ -30,6 +30,7 @@ from __future__ import annotations
 
 import abc
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
@@ -37,6 +38,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.core.ground.branches import choose
+from tfdp_rec.core.ground.graph_checks import HOST
 from tfdp_rec.core.mechanism.correlated_noise import INDEPENDENT, BufferedToeplitz
 from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
 from tfdp_rec.core.mechanism.noise.meeting import grid_of, nearest, on_grid
@@ -316,10 +318,9 @@ class RowMarks:
         # row has been read or settled must not show in a weight's last bits.
         self.largest = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="largest")
         self.histories = histories
-        self.marks = {
-            path: tf.Variable(tf.zeros([count], tf.int64), trainable=False, name="marks")
-            for path, count in rows.items()
-        }
+        # Those of all tables, one after the other.
+        self._first = dict(zip(rows, itertools.accumulate(rows.values(), initial=0)))
+        self.marks = tf.Variable(tf.zeros([sum(rows.values())], tf.int64), trainable=False, name="marks")
         self.restart(start)
 
     def restart(self, now: int, largest: float = 0.0) -> None:
@@ -328,22 +329,38 @@ class RowMarks:
             history.restart(now)
         self.clock.assign(now)
         self.largest.assign(largest)
-        for marks in self.marks.values():
-            marks.assign(tf.fill(tf.shape(marks), tf.constant(now, tf.int64)))
+        self.settle_all(tf.constant(now, tf.int64))
         self.settled_at: int | None = now  # the step that all rows are known to have been settled at
+
+    def settle_all(self, now: tf.Tensor) -> None:
+        """Every row is settled at `now`."""
+        self.marks.assign(tf.fill(self.marks.shape, now))
 
     @property
     def is_settled(self) -> bool:
         """Whether no row of any table owes anything."""
-        return not self.marks or self.settled_at == int(self.clock.numpy())
+        return not self._first or self.settled_at == int(self.clock.numpy())
 
     def now(self) -> tf.Tensor:
         """The clock, int64."""
         return self.clock.read_value()
 
+    def find_places(self, rows: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """The places of rows, by table path, among the marks of all tables: those of each table after another's."""
+        ids, first = list(rows.values()), [self._first[path] for path in rows]
+        if len(rows) <= 1:
+            return ids[0] + first[0] if rows else tf.zeros([0], tf.int64)
+        # To each id the first place of its table is added: steps from table to table, added up along the ids.
+        sizes = [tf.size(each, tf.int64) for each in ids]
+        with tf.device(HOST):
+            starts = tf.cumsum(tf.stack([0, *sizes]))
+            begin, end = starts[:-1, None], starts[-1:] + 1  # a table without ids may come last
+        steps = tf.constant(np.diff(first, prepend=0), tf.int64)
+        return tf.concat(ids, axis=0) + tf.cumsum(tf.scatter_nd(begin, steps, end))[:-1]
+
     def read_marks(self, path: str, ids: tf.Tensor) -> tf.Tensor:
         """The steps that rows were settled at, int64."""
-        return tf.gather(self.marks[path], ids)
+        return tf.gather(self.marks, self.find_places({path: ids}))
 
     @property
     def grid(self) -> tf.Tensor:
@@ -360,16 +377,16 @@ class RowMarks:
 
     def begin_totals(self, now: tf.Tensor) -> None:
         """Has the totals begin anew at `now`, if all rows are settled there."""
-        settled = tf.reduce_all([tf.reduce_min(marks) >= now for marks in self.marks.values()])
+        settled = tf.reduce_min(self.marks) >= now
         if not self._keeps_largest:
             self.largest.assign(tf.where(settled, tf.zeros_like(self.largest), self.largest))
         for history in self.histories:
             history.begin(now, settled)
 
-    def mark(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> Operations:
-        """Rows are settled at `now`."""
-        return scatter("Update", self.marks[path], ids, now)
+    def mark(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor) -> Operations:
+        """Rows, by table path, are settled at `now`."""
+        return scatter("Update", self.marks, self.find_places(rows), now)
 
-    def owe_noise(self, path: str, ids: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
-        """Whether rows owe noise of a step before `now`."""
-        return tf.gather(self.marks[path], ids) < now
+    def owe_noise(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor) -> tf.Tensor:
+        """Whether rows, by table path, owe noise of a step before `now`; those of each table after another's."""
+        return tf.gather(self.marks, self.find_places(rows)) < now

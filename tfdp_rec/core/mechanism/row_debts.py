@@ -71,9 +71,11 @@ class RowDebts:
         for recursion, several in debts.items():
             way, history = self.accounts[recursion]
             settled = way.settle_rows(list(several.values()), history, self.optimizer.noise, self.marks.grid, by_mark)
+            written: Operations = []
             for (path, debt), values in zip(several.items(), settled):
-                with run_after(self.write_rows(self.tables[path], debt.ids, values)):
-                    self.marks.mark(path, debt.ids, now)
+                written += self.write_rows(self.tables[path], debt.ids, values)
+            with run_after(written):
+                self.marks.mark({path: debt.ids for path, debt in several.items()}, now)
 
     def read_rows(self, table: Table, ids: tf.Tensor) -> Rows:
         """All of some rows that settling brings up to date."""
@@ -90,7 +92,7 @@ class RowDebts:
             return
         table.withhold(self.optimizer)
         flat, now = tf.reshape(tf.cast(ids, tf.int64), [-1]), self.marks.now()
-        owing = self.marks.owe_noise(table.path, flat, now)
+        owing = self.marks.owe_noise({table.path: flat}, now)
 
         def settle() -> tf.Tensor:
             self.settle_rows({table.path: _distinct(flat, owing)}, now)
@@ -106,7 +108,7 @@ class RowDebts:
                 ids = tf.reshape(tf.cast(ids, tf.int64), [-1])
                 ids = tf.where((ids >= 0) & (ids < self.tables[path].rows), ids, 0)  # the read refuses it
                 # Rows that this step has touched owe nothing: where some rows are read often, these are most.
-                owing[path] = _distinct(ids, self.marks.owe_noise(path, ids, now))
+                owing[path] = _distinct(ids, self.marks.owe_noise({path: ids}, now))
         self.settle_rows(owing, now)
 
     def settle(self) -> None:
@@ -150,8 +152,7 @@ class RowDebts:
         if self.arrives_late or not self.tables:
             return
         # The rows of the gradient were read at this step, and owed nothing.
-        marks = [self.marks.read_marks(path, step.move(table).indices) for path, table in self.tables.items()]
-        yield tf.concat(marks, axis=0) == now, _STALE
+        yield ~self.marks.owe_noise({path: step.move(table).indices for path, table in self.tables.items()}, now), _STALE
 
     # Checkpoints.
 

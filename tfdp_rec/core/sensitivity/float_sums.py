@@ -205,8 +205,9 @@ def rows(several: Sequence[Terms], depth: tf.Tensor) -> list[tuple[tf.Tensor, tf
     seldom = tf.reduce_all(tf.cast(tf.concat([count for *_, count in found], axis=0), depth.dtype) <= depth)
 
     def at_once() -> list[tf.Tensor]:
-        pairs = zip(several, found, strict=True)
-        return [_add_segments(own.values, own.weights, place, tf.size(ids)) for own, (ids, place, _) in pairs]
+        cells = _cells([place for _, place, _ in found], several)
+        trios = zip(several, found, cells, strict=True)
+        return [_add_segments(own.values, own.weights, those, tf.size(ids)) for own, (ids, *_), those in trios]
 
     def some_in_float64() -> list[tf.Tensor]:
         pairs = zip(several, found, strict=True)
@@ -228,19 +229,27 @@ def _add_often(
     there, at = tf.where(often), tf.where(taken)[:, 0]
     terms = tf.cast(tf.gather(weights, at)[:, None] * tf.gather(values, at), tf.float64)
     wide = tf.math.unsorted_segment_sum(terms, tf.gather(number, tf.gather(place, at)), tf.size(there))
-    rest = _add_segments(values, tf.where(taken, tf.zeros_like(weights), weights), place, tf.size(count))
+    (cells,) = _cells([place], [Terms(place, values, weights)])
+    rest = _add_segments(values, tf.where(taken, tf.zeros_like(weights), weights), cells, tf.size(count))
     return tf.tensor_scatter_nd_update(rest, there, tf.cast(wide, values.dtype))
 
 
+def _cells(places: Sequence[tf.Tensor], several: Sequence[Terms]) -> list[tf.Tensor]:
+    """(place, term) of each table's terms `[n, 2]`, made for all tables at once."""
+    zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)  # others would be cast on a GPU
+    terms = {id(own.weights): tf.range(zero, tf.size(own.weights, tf.int64), one) for own in several}
+    cells = tf.stack([tf.concat(places, 0), tf.concat([terms[id(own.weights)] for own in several], 0)], axis=1)
+    sizes = [tf.size(place) for place in places]
+    parts = tf.split(tf.bitcast(cells, tf.float64), sizes, num=len(sizes))  # a GPU splits no int64 numbers
+    return [tf.bitcast(part, tf.int64) for part in parts]
+
+
 @trace_once
-def _add_segments(values: tf.Tensor, weights: tf.Tensor, place: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
+def _add_segments(values: tf.Tensor, weights: tf.Tensor, cells: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
     """Σ weights[i] values[i] by place: a sparse matrix times `values`, which reads each of them once."""
     if is_deterministic():  # a GPU has no such product then
-        return tf.math.unsorted_segment_sum(weights[:, None] * values, place, count)
+        return tf.math.unsorted_segment_sum(weights[:, None] * values, cells[:, 0], count)
     size = tf.shape(values, tf.int64)
     with tf.device(HOST):
-        total = size[0]
-        shape = tf.stack([tf.cast(count, tf.int64), total])
-    every = tf.range(tf.constant(0, tf.int64), total, tf.constant(1, tf.int64))
-    cells = tf.stack([place, every], axis=1)
+        shape = tf.stack([tf.cast(count, tf.int64), size[0]])
     return tf.raw_ops.SparseTensorDenseMatMul(a_indices=cells, a_values=weights, a_shape=shape, b=values)

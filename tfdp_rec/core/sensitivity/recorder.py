@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.graph_checks import HOST, require
+from tfdp_rec.core.ground.graph_checks import HOST, require, require_equal
 from tfdp_rec.core.ground.keras_internals import (
     find_added_losses,
     keep_error_plain,
@@ -109,7 +109,7 @@ class Recording:
         self.outside = tf.GradientTape()  # stopped during each recorded call
         self._model, self._tape, self._before_read = model, tape, before_read
         self._within = False
-        self._required: list[tuple[tf.Tensor, str]] = []
+        self._required: list[tuple[tf.Tensor, tf.Tensor, str]] = []
         self._checks: list[tf.Operation] = []
         self._read_within: list[tuple[keras.layers.Layer, set[int]]] = []  # the variables that a layer's call reads
         self._graph = None if tf.executing_eagerly() else tf.compat.v1.get_default_graph()
@@ -130,7 +130,7 @@ class Recording:
         self._within = True
         try:
             # Settling rows is no part of the loss that is read.
-            hooks = rules.Hooks(lambda t: self._watch(call, t), ours()(self._before_read), self._require)
+            hooks = rules.Hooks(lambda t: self._watch(call, t), ours()(self._before_read), self._require_equal)
             with self.outside.stop_recording(), tf.GradientTape() as inside:
                 output = rule.run(call, original, hooks)
         finally:
@@ -139,17 +139,19 @@ class Recording:
         self.calls.append(call)
         return output
 
-    def _require(self, conditions: tf.Tensor, sentence: str) -> None:
+    def _require_equal(self, found: tf.Tensor, wanted: tf.Tensor, sentence: str) -> None:
         if tf.executing_eagerly():
-            require(conditions, sentence)
-        self._required.append((tf.reshape(conditions, [-1]), sentence))
+            require_equal(found, wanted, sentence)
+        both = (tf.reshape(tf.cast(each, tf.int64), [-1]) for each in (found, wanted))
+        self._required.append((*both, sentence))
 
     def check_all(self) -> None:
         """One check of all that the calls require, ahead of every gradient."""
         if not self._required or tf.executing_eagerly():
             return
-        several, sentences = zip(*self._required, strict=True)
-        met, sizes = tf.concat(several, axis=0), [tf.size(each) for each in several]
+        found, wanted, sentences = zip(*self._required, strict=True)
+        met = tf.equal(tf.concat(found, axis=0), tf.concat(wanted, axis=0))
+        sizes = [tf.size(each) for each in found]
         with tf.device(HOST):
             ends = tf.cumsum(tf.stack(sizes))
             first = tf.argmin(tf.cast(tf.concat([met, [False]], axis=0), tf.int32), output_type=tf.int32)

@@ -22,7 +22,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.graph_checks import require
+from tfdp_rec.core.ground.graph_checks import require, require_equal
 from tfdp_rec.core.ground.keras_internals import (
     CallSurroundings,
     embeddings_of,
@@ -95,12 +95,13 @@ class Hooks:
     Attributes:
         watch: Function that marks a tensor as one whose gradient the rule needs, and returns it.
         before_read: Function to call with a table and ids before the rule reads these rows.
-        require: Function to call with conditions, a tensor, and the sentence of the step's refusal where one fails.
+        require_equal: Function to call with two tensors of whole numbers, and the sentence of the step's refusal where
+            they differ.
     """
 
     watch: Callable[[tf.Tensor], tf.Tensor]
     before_read: Callable[[keras.Variable, tf.Tensor], None]
-    require: Callable[[tf.Tensor, str], Any] = require
+    require_equal: Callable[[tf.Tensor, tf.Tensor, str], Any] = require_equal
 
 
 class Recorded:
@@ -390,9 +391,11 @@ def check_ids(ids: tf.Tensor, layer: keras.layers.Layer, table: keras.Variable, 
     # A GPU reads zeros at an id outside the table, without an error. And (example, id) pairs are one number in
     # `factors`, where such an id would be a row of the next example. A row of the table concerns its own example alone.
     rows = table.shape[0]
-    within = tf.clip_by_value(ids, tf.constant(0, ids.dtype), tf.constant(rows - 1, ids.dtype))
-    hooks.require(
-        tf.equal(within, ids),
+    least, most = (tf.constant(number, ids.dtype) for number in (0, rows - 1))
+    within = tf.raw_ops.ClipByValue(t=ids, clip_value_min=least, clip_value_max=most)
+    hooks.require_equal(
+        within,
+        ids,
         f"Layer '{layer.name}' was given ids outside its table of {rows} rows, which takes 0 to {rows - 1}: make the "
         "table larger, or number the ids first, by keras.layers.IntegerLookup.",
     )

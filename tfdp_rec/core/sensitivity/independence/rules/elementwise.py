@@ -49,6 +49,12 @@ def elementwise(at: At) -> Value:
     return line_up(at, range(len(at.values)))
 
 
+@rule("ClipByValue")
+def clip(at: At) -> Value:
+    """Entry by entry, of whole numbers: of fractions NaN may become another number at the end of a vector."""
+    return line_up(at, range(len(at.values))) if at.op.inputs[0].dtype.is_integer else at.mixed("unknown")
+
+
 @rule("ZerosLike")
 def zeros_like(at: At) -> Value:
     """Zeros in place of each entry, those of a list too; numbers are forgotten."""
