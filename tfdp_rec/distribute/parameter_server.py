@@ -201,7 +201,7 @@ class ParameterServer:
         for path, own in rows.items():
             shard = self.optimizer.tables[path].variable
             if self.optimizer.debts is not None:
-                self.optimizer.debts.settle_before_read(shard, own)
+                self.optimizer.debts.settle_before_reads({path: own})
             found[path] = tf.gather(resource(shard), own)
         return found
 

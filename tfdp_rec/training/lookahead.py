@@ -11,7 +11,7 @@ Correctness does not depend on it: rows that it does not announce are settled wh
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -150,8 +150,27 @@ def trace_reader(model: Any, spec: Any) -> tuple[list[str], TableReader]:
     build_metrics(model, predictions[0])
     if not ids:
         return [], lambda batch: {}
-    pruned = wrapped.prune(wrapped.inputs[: len(given)], wrapped.structured_outputs)
-    return list(ids), lambda batch: pruned(*tf.nest.flatten(examples_of(batch)))
+    return list(ids), PrunedReader(wrapped.prune(wrapped.inputs[: len(given)], wrapped.structured_outputs), given)
+
+
+class PrunedReader:
+    """A table reader that is a graph of nothing but the ids."""
+
+    def __init__(self, graph: Any, given: Sequence[tf.TensorSpec]):
+        self._graph, self._given = graph, given
+
+    def __call__(self, batch: Any) -> dict[str, tf.Tensor]:
+        return self._graph(*_leaves(examples_of(batch)))
+
+    def gives_ids_of(self, batch: Any) -> bool:
+        """Whether ids of batches of this type follow from the batch alone: nothing is drawn, or read from a variable."""
+        leaves = _leaves(batch)
+        fits = len(leaves) == len(self._given) and all(map(_fits, self._given, leaves))
+        return fits and not any(each.op_def.is_stateful for each in self._graph.graph.get_operations())
+
+
+def _fits(spec: Any, leaf: Any) -> bool:
+    return isinstance(leaf, tf.Tensor) and isinstance(spec, tf.TensorSpec) and spec.is_compatible_with(leaf)
 
 
 def build_layers(model: Any, spec: Any) -> None:
@@ -168,4 +187,8 @@ def build_layers(model: Any, spec: Any) -> None:
 
 
 def _signature(model: Any, spec: Any) -> list[Any]:
-    return [leaf for leaf in tf.nest.flatten(open_specs(spec, model.shared_inputs)) if leaf is not None]
+    return _leaves(open_specs(spec, model.shared_inputs))
+
+
+def _leaves(batch: Any) -> list[Any]:
+    return [leaf for leaf in tf.nest.flatten(batch) if leaf is not None]

@@ -9,7 +9,7 @@ import keras
 from tfdp_rec.core.ground.keras_internals import layers_within, outside_scopes
 from tfdp_rec.core.mechanism.weights import may_be_table, refuse_unlike_others
 from tfdp_rec.training.adapted_layers import refuse_adapted
-from tfdp_rec.training.lookahead import TableReader, trace_reader
+from tfdp_rec.training.lookahead import PrunedReader, TableReader, trace_reader
 
 
 class ModelTables:
@@ -18,6 +18,7 @@ class ModelTables:
     def __init__(self, model: Any):
         self.model = model
         self._paths: dict[str, None] | None = None
+        self._reader: TableReader | None = None  # the last that was traced
 
     @property
     def are_known(self) -> bool:
@@ -28,7 +29,13 @@ class ModelTables:
         """A function from a batch of an element spec to the ids that it reads, by table; traces the loss once."""
         paths, reader = trace_reader(self.model, spec)
         self._paths = dict.fromkeys(paths)
+        self._reader = reader
         return reader
+
+    def find_ids_ahead(self, batch: Any) -> TableReader | None:
+        """What gives the ids that a batch is going to read, by table; None if that is not known ahead."""
+        reader = self._reader
+        return reader if isinstance(reader, PrunedReader) and reader.gives_ids_of(batch) else None
 
     def __contains__(self, variable: keras.Variable) -> bool:
         return variable.path in (self._paths or {})

@@ -98,7 +98,8 @@ class PrivateStep:
             return clipped
 
         predictions: list[Any] = []
-        clipping = Clipping(self.model, loss, clip, rule=self.model.optimizer.clip_rule, present=present)
+        rule, ahead = self.model.optimizer.clip_rule, self.model.private_tables.find_ids_ahead(examples)
+        clipping = Clipping(self.model, loss, clip, rule=rule, present=present, ids_ahead=ahead)
         size = self.microbatch_size
         if self.devices:
             clipped = on_devices(clipping, examples, self.devices, sum_of, size)

@@ -388,5 +388,10 @@ class RowMarks:
         return scatter("Update", self.marks, self.find_places(rows), now)
 
     def owe_noise(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor) -> tf.Tensor:
-        """Whether rows, by table path, owe noise of a step before `now`; those of each table after another's."""
-        return tf.gather(self.marks, self.find_places(rows)) < now
+        """Whether rows, by table path, owe noise of a step before `now`; those of each table after another's.
+
+        Ids may be outside a table, which the read refuses.
+        """
+        least, most = tf.constant(0, tf.int64), tf.constant(self.marks.shape[0] - 1, tf.int64)
+        places = tf.raw_ops.ClipByValue(t=self.find_places(rows), clip_value_min=least, clip_value_max=most)
+        return tf.gather(self.marks, places) < now

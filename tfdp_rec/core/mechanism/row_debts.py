@@ -12,7 +12,6 @@ import functools
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-import keras
 import tensorflow as tf
 
 from tfdp_rec.core.ground.branches import choose
@@ -85,28 +84,35 @@ class RowDebts:
         """Replaces what `read_rows` gave."""
         return table.write(ids, values)
 
-    def settle_before_read(self, variable: keras.Variable, ids: tf.Tensor) -> None:
-        """The guard: whatever the look-ahead announced, no row is read that owes noise."""
-        table = self.tables.get(variable.path)
-        if table is None:
-            return
-        table.withhold(self.optimizer)
-        flat, now = tf.reshape(tf.cast(ids, tf.int64), [-1]), self.marks.now()
-        owing = self.marks.owe_noise({table.path: flat}, now)
+    def settle_before_reads(self, rows: Mapping[str, tf.Tensor]) -> None:
+        """The guard: whatever the look-ahead announced, no row, by table path, is read that owes noise."""
+        for path in rows:
+            self.tables[path].withhold(self.optimizer)
+        now, owing = self.marks.now(), self.owe_noise(rows)
 
         def settle() -> tf.Tensor:
-            self.settle_rows({table.path: _distinct(flat, owing)}, now)
+            parts = tf.split(owing, [tf.size(ids) for ids in rows.values()])
+            owed = zip(rows, map(self.admit_ids, rows, rows.values()), parts, strict=True)
+            self.settle_rows({path: _distinct(ids, part) for path, ids, part in owed}, now)
             return tf.constant(True)
 
         choose(tf.reduce_any(owing), settle, lambda: tf.constant(False))
 
+    def owe_noise(self, rows: Mapping[str, tf.Tensor]) -> tf.Tensor:
+        """Whether rows, by table path, owe noise; those of each table after another's."""
+        return self.marks.owe_noise({path: _flat(ids) for path, ids in rows.items()}, self.marks.now())
+
+    def admit_ids(self, path: str, ids: tf.Tensor) -> tf.Tensor:
+        """Ids in one row, 0 for an id outside the table, which the read refuses."""
+        ids = _flat(ids)
+        return tf.where((ids >= 0) & (ids < self.tables[path].rows), ids, 0)
+
     def settle_upcoming(self, upcoming: Mapping[str, tf.Tensor], now: tf.Tensor) -> None:
-        """Settles the distinct rows of tables that owe noise among announced ids; row 0 for an id outside the table."""
+        """Settles the distinct rows of tables that owe noise among announced ids."""
         owing = {}
         for path, ids in upcoming.items():
             if path in self.tables:
-                ids = tf.reshape(tf.cast(ids, tf.int64), [-1])
-                ids = tf.where((ids >= 0) & (ids < self.tables[path].rows), ids, 0)  # the read refuses it
+                ids = self.admit_ids(path, ids)
                 # Rows that this step has touched owe nothing: where some rows are read often, these are most.
                 owing[path] = _distinct(ids, self.marks.owe_noise({path: ids}, now))
         self.settle_rows(owing, now)
@@ -166,6 +172,10 @@ class RowDebts:
         """A block in which all variables become those of a training checkpoint."""
         yield
         self.marks.restart(int(self.optimizer.iterations.numpy()), float(self.marks.largest.numpy()))
+
+
+def _flat(ids: tf.Tensor) -> tf.Tensor:
+    return tf.reshape(tf.cast(ids, tf.int64), [-1])
 
 
 def _distinct(ids: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:

@@ -22,7 +22,7 @@ import contextlib
 import functools
 import itertools
 import threading
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -39,6 +39,7 @@ from tfdp_rec.core.ground.keras_internals import (
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import WithheldRows, find_withheld, require_rows
 from tfdp_rec.core.mechanism.base import PrivateOptimizer
+from tfdp_rec.core.sensitivity.recorder import Read
 from tfdp_rec.core.sensitivity.rules import Rule, rule_for
 
 _OWNER = "private_weights"  # attribute of a variable, and of a model
@@ -171,11 +172,25 @@ class PrivateWeights:
         """Whether the present reads are a step's own."""
         return self._is_within("steps")
 
-    def settle_before_read(self, variable: keras.Variable, ids: tf.Tensor) -> None:
-        """Settles rows of a table, for all optimizers that owe them noise, before a step reads them."""
-        for optimizer, _ in self.find_debtors(variable):
-            if optimizer.debts is not None:
-                optimizer.debts.settle_before_read(variable, ids)
+    def settle_before_reads(self, reads: Sequence[Read]) -> None:
+        """Settles rows of tables, for all optimizers that owe them noise, before a step reads them."""
+        for debts, rows in self._find_debts(reads):
+            debts.settle_before_reads(rows)
+
+    def owe_noise(self, reads: Sequence[Read]) -> list[tf.Tensor]:
+        """Whether rows of tables owe noise, by the optimizers that may owe them some."""
+        return [debts.owe_noise(rows) for debts, rows in self._find_debts(reads)]
+
+    def _find_debts(self, reads: Sequence[Read]) -> Iterator[tuple[Any, dict[str, tf.Tensor]]]:
+        """What optimizers' rows owe, and the rows of their tables among some reads."""
+        for optimizer in (optimizer for optimizer, _ in self._trained if optimizer.debts is not None):
+            rows: dict[str, list[tf.Tensor]] = {}
+            for variable, ids in reads:
+                table = optimizer.tables.get(variable.path)
+                if table is not None and table.variable is variable:  # two models may have tables of one path
+                    rows.setdefault(table.path, []).append(tf.reshape(tf.cast(ids, tf.int64), [-1]))
+            if rows:
+                yield optimizer.debts, {path: tf.concat(parts, axis=0) for path, parts in rows.items()}
 
     # The way out.
 

@@ -14,21 +14,23 @@ at most C, for all inputs (docs/privacy-floating-point.md).
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.graph_checks import HOST, depend_on, require
+from tfdp_rec.core.ground.graph_checks import HOST, Check, depend_on, require, require_all
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity import cross_terms, factors, float_sums
 from tfdp_rec.core.sensitivity.arithmetic import refuse_other_arithmetic, require_exactness
 from tfdp_rec.core.sensitivity.batches import ALIGNED, align, batch_size, hide_batch_axis, open_specs
 from tfdp_rec.core.sensitivity.factors import Reads, fold
+from tfdp_rec.core.sensitivity.independence.reading import ours
 from tfdp_rec.core.sensitivity.recorder import (
     BeforeRead,
     Recording,
+    SettledAhead,
     record_calls,
     refuse_unrecorded,
     secret_seeds,
@@ -264,6 +266,7 @@ class Clipping:
         before_read: Function that is called with a table and ids before these rows are read.
         rule: Rule of the examples' weights.
         present: Whether each row of the batch has data, `[batch]`; the others contribute nothing. None if all have.
+        ids_ahead: Function from a batch to the ids that it reads, by table path; None if that is not known ahead.
     """
 
     model: keras.Model
@@ -272,6 +275,7 @@ class Clipping:
     before_read: BeforeRead = settle_by_owner
     rule: WeightRule = clip_weight
     present: tf.Tensor | None = None
+    ids_ahead: Callable[[Any], Mapping[str, tf.Tensor]] | None = None
 
     def batch_size(self, batch: Any) -> tf.Tensor:
         """The number of examples in a batch."""
@@ -290,12 +294,19 @@ class Clipping:
         shared = shared_inputs(self.model)
         batch, counted = given = hide_batch_axis(self._rows(tf.nest.map_structure(_here, batch), share), shared)
         size, reading = self.batch_size(batch), StepReading(self.model, given, shared)
+        guard = self._settle_ahead(batch)
         with tf.GradientTape(watch_accessed_variables=False) as tape:
-            with record_calls(self.model, tape, self.before_read) as recorder:
-                losses = check_losses(self.loss(batch), size)
+            with record_calls(self.model, tape, guard or self.before_read) as recorder:
+                losses = check_losses(self.loss(batch), size, lambda: guard.checks if guard else [])
         refuse_unrecorded(self.model, recorder.calls, recorder.direct)
         collected = collect(recorder, losses, reading, counted)
         return clip(collected, losses, self.l2_norm_clip, share, counted, self.rule)
+
+    def _settle_ahead(self, batch: Any) -> SettledAhead | None:
+        if self.ids_ahead is None:
+            return None
+        with ours():
+            return SettledAhead(self.model.private_weights, self.ids_ahead(batch), self.model.trainable_variables)
 
     def _rows(self, batch: Any, share: Share | None) -> tuple[Any, tf.Tensor]:
         """A batch of whole vectors of rows, and whether each of them counts, `[rows]`."""
@@ -356,12 +367,15 @@ def _check_numbers(collected: Factors, size: tf.Tensor, share: Share) -> list[An
         return require((share.examples <= MOST_EXAMPLES) & (most <= _MOST_TERMS), _TOO_MANY)
 
 
-def check_losses(losses: Any, size: tf.Tensor) -> tf.Tensor:
-    """`losses` as a tensor `[batch]`; raises `ValueError` for other shapes."""
+def check_losses(losses: Any, size: tf.Tensor, beside: Callable[[], Iterable[Check]] = list) -> tf.Tensor:
+    """`losses` as a tensor `[batch]`, computed from checks; raises `ValueError` for other shapes."""
     losses = tf.convert_to_tensor(losses)
     if losses.shape.rank != 1:
         raise ValueError(f"per_example_loss must return one loss an example, shape [batch]; got shape {losses.shape}.")
-    return depend_on(losses, require(tf.shape(losses)[0] == size, "per_example_loss must return one loss an example."))
+    one_each = tf.shape(losses)[0] == size, "per_example_loss must return one loss an example."
+    with ours():
+        checks = require_all(one_each, *beside())
+    return depend_on(losses, checks)
 
 
 def run_as_graph(run: Callable[[Any], ClippedSum], batch: Any, shared: Sequence[str] = ()) -> ClippedSum:

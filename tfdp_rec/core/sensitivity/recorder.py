@@ -16,13 +16,13 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.graph_checks import HOST, require, require_equal
+from tfdp_rec.core.ground.graph_checks import HOST, Check, require, require_equal
 from tfdp_rec.core.ground.keras_internals import (
     find_added_losses,
     keep_error_plain,
@@ -41,6 +41,8 @@ from tfdp_rec.core.sensitivity.own_rows import own_rows
 from tfdp_rec.core.sensitivity.rules import Call
 
 keep_error_plain(NotPrivate)
+Read = tuple[keras.Variable, tf.Tensor]
+"""A table and ids of rows that are read."""
 BeforeRead = Callable[[keras.Variable, tf.Tensor], None]
 
 
@@ -52,7 +54,40 @@ def settle_by_owner(variable: keras.Variable, ids: tf.Tensor) -> None:
     """Settles rows that are about to be read, by the owner of their table; a table that is not private has none."""
     # By name: `PrivateWeights` is on a higher floor.
     if (owner := vars(variable).get("private_weights")) is not None:
-        owner.settle_before_read(variable, ids)
+        owner.settle_before_reads([(variable, ids)])
+
+
+class SettledAhead:
+    """A guard that settles all rows of some tables at once, where their ids are known, and later sees to their reads.
+
+    Args:
+        owner: Owner of the tables.
+        ahead: Ids that are going to be read, by table path.
+        variables: The tables and other variables of the model.
+    """
+
+    def __init__(self, owner: Any, ahead: Mapping[str, tf.Tensor], variables: Sequence[keras.Variable]):
+        self._owner, self._reads = owner, list[Read]()
+        self._ahead = [(variable, ahead[variable.path]) for variable in variables if variable.path in ahead]
+        owner.settle_before_reads(self._ahead)
+
+    def __call__(self, variable: keras.Variable, ids: tf.Tensor) -> None:
+        """Notes a read of rows that were settled ahead; settles those of another table."""
+        if any(variable is known for known, _ in self._ahead):
+            self._reads.append((variable, ids))
+        else:
+            settle_by_owner(variable, ids)
+
+    @property
+    def checks(self) -> list[Check]:
+        """That no row was read that owed noise, whatever was known ahead."""
+        return [(~owing, _UNPAID) for owing in self._owner.owe_noise(self._reads)]
+
+
+_UNPAID = (
+    "Rows of a table were read before their pending noise was applied: the ids that a batch reads are others than when "
+    "the model was prepared. Compile the model again."
+)
 
 
 class Unit(NamedTuple):
