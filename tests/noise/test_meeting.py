@@ -139,7 +139,7 @@ def test_released_weights_stand_on_a_grid_that_no_data_decide(kind, secure):
                 optimizer.learning_rate = (0.5, 0.11, 0.05)[step]
             ids = tf.constant([0, 1 + step], tf.int64)
             if optimizer.pays_late:
-                optimizer.debts.settle_before_read(table, ids)
+                optimizer.debts.settle_before_reads({table.path: ids})
             slices = tf.IndexedSlices(tf.fill([2, WIDTH], np.float32(gradient)), ids)
             sums = {table.path: slices, dense.path: tf.fill([50], np.float32(gradient))}
             optimizer.apply(ClippedSum(sums, tf.zeros([1]), tf.constant(1.0), tf.zeros([1])))
@@ -161,7 +161,7 @@ def test_released_weights_stand_on_a_grid_that_no_data_decide(kind, secure):
 def step(optimizer, table, ids, gradient=0.0):
     ids = tf.constant(ids, tf.int64)
     if optimizer.pays_late:
-        optimizer.debts.settle_before_read(table, ids)
+        optimizer.debts.settle_before_reads({table.path: ids})
     slices = tf.IndexedSlices(tf.fill([len(ids), table.shape[1]], np.float32(gradient)), ids)
     optimizer.apply(ClippedSum({table.path: slices}, tf.zeros([1]), tf.constant(1.0), tf.zeros([1])))
 
@@ -421,7 +421,7 @@ def test_a_bounded_move_changes_no_more_than_the_move():
     for each in (*rng.normal(size=[2, 4, 200]) * 3.0, np.zeros([4, 200])):
         slices = tf.IndexedSlices(tf.constant(each, tf.float32), tf.range(4, dtype=tf.int64))
         clipped = ClippedSum({table.path: slices}, tf.zeros([1]), one, tf.zeros([1]))
-        made = Step(clipped, tf.constant(1.0, tf.float64), small, one, one, {}, optimizer.debts.bound.find())
+        made = Step(clipped, tf.constant(1.0, tf.float64), small, one, one, -small, {}, optimizer.debts.bound.find())
         move, found = limited(optimizer, table, made)
         moves.append((move.numpy(), found.numpy()))
     (one, kept), (other, also), (_, nothing) = moves
@@ -440,7 +440,7 @@ def test_a_bounded_move_is_a_function_of_its_row():
         gradients = -tf.constant([[np.nextafter(move, np.float32(9))], [other]])
         slices = tf.IndexedSlices(gradients, tf.range(2, dtype=tf.int64))
         clipped = ClippedSum({table.path: slices}, tf.zeros([1]), one, tf.zeros([1]))
-        made = Step(clipped, tf.constant(1.0, tf.float64), small, one, one, {}, optimizer.debts.bound.find())
+        made = Step(clipped, tf.constant(1.0, tf.float64), small, one, one, -small, {}, optimizer.debts.bound.find())
         found.append(float(limited(optimizer, table, made)[1][0, 0]))
     assert found[0] == found[1] == move
 

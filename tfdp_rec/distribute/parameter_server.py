@@ -177,8 +177,9 @@ class ParameterServer:
         named = {f"model/{v.path}": resource(v) for v, _, _ in self._variables}
         named |= {f"untrained/{i}": v for i, v in enumerate(self._untrained)}
         named |= {f"optimizer/{i}": resource(v) for i, v in enumerate(self.optimizer.variables)}
-        owed = {} if self.optimizer.debts is None else self.optimizer.debts.pending_variables
-        acts = () if self.optimizer.debts is None else (self.optimizer.debts.settle_all, self.optimizer.debts.settle_marks)
+        debts = self.optimizer.debts
+        owed = {} if debts is None else debts.pending_variables
+        acts = () if debts is None else (debts.settle_all, debts.settle_marks)
         return ServerState(self.lock, named | {f"ledger/{k}": v for k, v in owed.items()}, *acts)
 
     @property

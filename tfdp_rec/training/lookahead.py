@@ -163,7 +163,7 @@ class PrunedReader:
         return self._graph(*_leaves(examples_of(batch)))
 
     def gives_ids_of(self, batch: Any) -> bool:
-        """Whether ids of batches of this type follow from the batch alone: nothing is drawn, or read from a variable."""
+        """Whether ids of such batches follow from the batch alone: nothing is drawn, or read from a variable."""
         leaves = _leaves(batch)
         fits = len(leaves) == len(self._given) and all(map(_fits, self._given, leaves))
         return fits and not any(each.op_def.is_stateful for each in self._graph.graph.get_operations())

@@ -66,7 +66,7 @@ class Training:
                 continue
             ids = tf.constant(batch[name], tf.int64)
             if self.optimizer.pays_late:
-                self.optimizer.debts.settle_before_read(table, ids)
+                self.optimizer.debts.settle_before_reads({table.path: ids})
             values = gradient_of_rows(np.asarray(tf.gather(table._value, ids)))
             total += values.sum()
             gradients[table.path] = tf.IndexedSlices(tf.constant(values, tf.float32), ids)

@@ -215,7 +215,7 @@ def trained(mechanism, recursion, strategy, sigma=1.0, seed=3):
         optimizer.learning_rate = RATES[step]
         read = tf.constant([step, step, 2 * step], tf.int64)
         if optimizer.pays_late:
-            optimizer.debts.settle_before_read(table, read)
+            optimizer.debts.settle_before_reads({table.path: read})
         clipped = ClippedSum(
             {table.path: tf.IndexedSlices(tf.zeros([3, WIDTH]), read)}, tf.zeros([3]), tf.constant(2.0), tf.zeros([3])
         )

@@ -264,7 +264,7 @@ def test_after_a_release_no_noise_is_lost_in_the_totals_of_earlier_steps(momentu
         for _ in range(3):
             slices = tf.IndexedSlices(tf.zeros([1, 100]), tf.constant([0], tf.int64))
             if optimizer.pays_late:
-                optimizer.debts.settle_before_read(table, slices.indices)
+                optimizer.debts.settle_before_reads({table.path: slices.indices})
             optimizer.apply(ClippedSum({table.path: slices}, tf.zeros([1]), tf.constant(1.0), tf.zeros([1])))
         release_by_hand(optimizer)
     noise, _ = effects(Recursion(momentum=momentum), 0, 3, [low] * 3, [1.0] * 3)
@@ -338,7 +338,7 @@ def trained(recursion, noise, mechanism=LazyDPSGD, sigma=1.0):
     for step in range(STEPS):
         optimizer.learning_rate = RATES[step]
         read = tf.constant([step, step, 2 * step], tf.int64)
-        optimizer.debts.settle_before_read(table, read)
+        optimizer.debts.settle_before_reads({table.path: read})
         slices = tf.IndexedSlices(tf.zeros([3, WIDTH]), read)
         clipped = ClippedSum({table.path: slices}, tf.zeros([3]), tf.constant(2.0), tf.zeros([3]))
         optimizer.apply(clipped, upcoming={table.path: tf.constant([step + 1, 20, 20, -1, 99], tf.int64)})

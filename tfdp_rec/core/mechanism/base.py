@@ -112,22 +112,19 @@ class Step:
     """A step, as a mechanism sees it when it updates its tables."""
 
     # `batch_size` is B and `stddev` s = σ C / B, both float64; moves of tables are multiples of `pace`: η, 1 where a
-    # rule takes gradients themselves, or 0 where tables leave the step out.
+    # rule takes gradients themselves, or 0 where tables leave the step out. `noise_scale` is −η s: what a unit Gaussian
+    # moves a weight by, float64.
 
     clipped: ClippedSum
     batch_size: tf.Tensor
     stddev: tf.Tensor
     learning_rate: tf.Tensor
     pace: tf.Tensor
+    noise_scale: tf.Tensor
     upcoming: Mapping[str, tf.Tensor]
     bound: Any = None  # of the weights of tables whose noise comes late, ahead of the step
     _moves: dict[str, tf.IndexedSlices] = dataclasses.field(default_factory=dict, init=False, repr=False)
     _rows: dict[str, Rows] = dataclasses.field(default_factory=dict, init=False, repr=False)
-
-    @functools.cached_property
-    def noise_scale(self) -> tf.Tensor:
-        """−η s: what a unit Gaussian moves a weight by, float64."""
-        return -tf.cast(self.pace, tf.float64) * self.stddev
 
     def move(self, table: Table) -> tf.IndexedSlices:
         """−η ĝ of a table, an id standing once, added up when first asked for; nothing, if no layer read the table."""
@@ -369,7 +366,8 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         bound = None if late is None else late.bound.find()
         by_rate = learning_rate if late is None else late.bound.pace_of(learning_rate, stddev, bound)
         pace = tf.ones_like(learning_rate) if self.table_rule else by_rate
-        step = Step(clipped, batch, stddev, learning_rate, pace, upcoming or {}, bound)
+        scale = -tf.cast(pace, tf.float64) * stddev
+        step = Step(clipped, batch, stddev, learning_rate, pace, scale, upcoming or {}, bound)
         # What is more than float32 holds is infinite, or no number, whatever noise is added to it.
         largest = tf.maximum(tf.abs(tf.cast(learning_rate, tf.float64)), 1.0) * tf.cast(clipped.sensitivity, tf.float64)
         held = (largest / tf.minimum(batch, 1.0) <= _LARGEST_MOVE) | (stddev == 0)
