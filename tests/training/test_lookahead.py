@@ -153,3 +153,64 @@ def test_ragged_batches_are_refused():
     ragged = tf.data.Dataset.from_tensor_slices(tf.ragged.constant([[1], [2, 3]])).batch(2)
     with pytest.raises(TypeError, match="to_tensor"):
         lookahead(ragged, model)
+
+
+class Shifted(tfdp_rec.PrivateModel):
+    """Reads rows of two tables, by ids that a variable may shift."""
+
+    def __init__(self, shifts=False):
+        super().__init__()
+        self.one, self.two = keras.layers.Embedding(9, 2), keras.layers.Embedding(9, 2)
+        self.shift = tf.Variable(1, trainable=False, dtype=tf.int64) if shifts else 0
+
+    def per_example_loss(self, data, training=True):
+        first = data[:, 0] + self.shift
+        return tf.reduce_sum((self.one(first) + self.two(data[:, 1]) - 1) ** 2, axis=1)
+
+
+BATCH = tf.constant([[1, 2], [3, 4]], tf.int64)
+
+
+def count_guards(model):
+    """How often a step's graph asks whether rows owe noise, to pay them."""
+    graph = tf.function(lambda data: model.train_step(data) and None, autograph=False).get_concrete_function(BATCH).graph
+    functions = [graph, *(each.graph for each in graph._functions.values())]
+    return sum(o.type == "If" and "Any" in o.inputs[0].op.type for each in functions for o in each.get_operations())
+
+
+@pytest.mark.parametrize(("shifts", "guards"), [(False, 1), (True, 2)])
+def test_tables_are_settled_by_one_guard_where_ids_follow_from_the_batch(shifts, guards):
+    model = Shifted(shifts)
+    model.compile(optimizer_of())
+    model.prepare(BATCH)
+    assert (model.private_tables.find_ids_ahead(BATCH) is None) == shifts
+    assert model.private_tables.find_ids_ahead(tf.cast(BATCH, tf.int32)) is None
+    assert count_guards(model) == guards
+
+
+@pytest.mark.parametrize("path", ["one", "two"])
+def test_rows_that_were_not_settled_ahead_are_not_read(path, monkeypatch):
+    """Whatever is known ahead, a step that reads a row that owes noise fails, and changes nothing."""
+    model = Shifted()
+    model.compile(optimizer_of())
+    model.prepare(BATCH)
+    known = model.private_tables.find_ids_ahead(BATCH)
+
+    def wrong(batch):
+        return {name: tf.zeros_like(ids) if name in getattr(model, path).embeddings.path else ids
+                for name, ids in known(batch).items()}  # fmt: skip
+
+    monkeypatch.setattr(model.private_tables, "find_ids_ahead", lambda batch: wrong)
+    model.train_on_batch(BATCH)  # nothing is owed yet
+    with pytest.raises((tfdp_rec.NotPrivate, tf.errors.InvalidArgumentError), match="pending noise"):
+        model.train_on_batch((BATCH + 4) % 9)
+    assert int(model.optimizer.iterations) == 1
+
+
+def test_ids_outside_a_table_are_refused_by_name_where_they_are_settled_ahead():
+    model = Shifted()
+    model.compile(optimizer_of())
+    model.train_on_batch(BATCH)
+    for wrong in ([[9, 0]], [[-1, 0]], [[0, 9]], [[0, -30]]):
+        with pytest.raises(tf.errors.InvalidArgumentError, match="outside its table of 9 rows"):
+            model.train_on_batch(tf.constant(wrong * 2, tf.int64))

@@ -70,8 +70,10 @@ class DLRMLayers(SavedByArguments):
         vector = tf.cast(inputs["dense"], self.compute_dtype)  # type: ignore[attr-defined]
         for layer in self.bottom:
             vector = layer(vector)
-        ids = tf.cast(inputs["ids"], tf.int64)  # int32 numbers would stay on a GPU's host, table by table
-        vectors = [vector, *(self._pool(table, ids[:, number]) for number, table in enumerate(self.tables))]
+        # A GPU takes a tensor of float64 apart at once, of whole numbers a column at a time, of int32 on its host.
+        columns = tf.unstack(tf.bitcast(tf.cast(inputs["ids"], tf.int64), tf.float64), len(self.tables), axis=1)
+        several = (tf.bitcast(column, tf.int64) for column in columns)
+        vectors = [vector, *(self._pool(table, ids) for table, ids in zip(self.tables, several, strict=True))]
         x = tf.concat([vector, self.interaction(vectors)], axis=1)
         for layer in self.top:
             x = layer(x)

@@ -301,6 +301,24 @@ def test_totals_stay_while_a_row_owes():
     assert history.look_up(1).numpy().tolist() == [0.0, 0.0] and float(marks.largest) == 0.0
 
 
+def test_marks_of_several_tables_are_those_of_each():
+    """All are in one variable; some tables have no ids, first, in between and last."""
+    sizes = {"a": 3, "b": 2, "c": 4, "d": 2}
+    marks, expected = RowMarks([], sizes, start=0), {path: np.zeros(size) for path, size in sizes.items()}
+    rng = np.random.default_rng(0)
+    for now in range(1, 20):
+        paths = rng.permutation(list(sizes))[: rng.integers(0, 5)]
+        rows = {path: rng.permutation(sizes[path])[: rng.integers(0, sizes[path] + 1)] for path in paths}
+        ids = {path: tf.constant(own, tf.int64) for path, own in rows.items()}
+        owing = marks.owe_noise(ids, tf.constant(now // 2, tf.int64)).numpy()
+        assert owing.tolist() == [expected[path][row] < now // 2 for path, own in rows.items() for row in own]
+        marks.mark(ids, tf.constant(now, tf.int64))
+        for path, own in rows.items():
+            expected[path][own] = now
+        for path, size in sizes.items():
+            np.testing.assert_array_equal(marks.read_marks(path, tf.range(size, dtype=tf.int64)), expected[path])
+
+
 # The whole optimizer: every row of a table, whichever way it came to be settled.
 
 

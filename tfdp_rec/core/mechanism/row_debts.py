@@ -150,7 +150,7 @@ class RowDebts:
 
     def refusals(self, step: Step) -> Iterable[Check]:
         """Checks that the step may be made, ahead of all it writes."""
-        rate, now = tf.cast(step.pace, tf.float64), self.marks.now()
+        rate = tf.cast(step.pace, tf.float64)
         for recursion in self.accounts:
             if recursion.weight_decay:
                 yield recursion.keep(rate) > 0, _TOO_MUCH_DECAY
@@ -158,7 +158,7 @@ class RowDebts:
         if self.arrives_late or not self.tables:
             return
         # The rows of the gradient were read at this step, and owed nothing.
-        yield ~self.marks.owe_noise({path: step.move(table).indices for path, table in self.tables.items()}, now), _STALE
+        yield ~self.owe_noise({path: step.move(table).indices for path, table in self.tables.items()}), _STALE
 
     # Checkpoints.
 

@@ -55,6 +55,13 @@ def clip(at: At) -> Value:
     return line_up(at, range(len(at.values))) if at.op.inputs[0].dtype.is_integer else at.mixed("unknown")
 
 
+@rule("Bitcast")
+def bitcast(at: At) -> Value:
+    """Entry by entry, between types of one size: between others an axis comes or goes."""
+    alike = at.op.inputs[0].dtype.size == at.op.outputs[0].dtype.size
+    return line_up(at, (0,)) if alike else at.mixed("unknown")
+
+
 @rule("ZerosLike")
 def zeros_like(at: At) -> Value:
     """Zeros in place of each entry, those of a list too; numbers are forgotten."""
