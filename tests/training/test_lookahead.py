@@ -202,7 +202,7 @@ def test_rows_that_were_not_settled_ahead_are_not_read(path, monkeypatch):
 
     monkeypatch.setattr(model.private_tables, "find_ids_ahead", lambda batch: wrong)
     model.train_on_batch(BATCH)  # nothing is owed yet
-    with pytest.raises((tfdp_rec.NotPrivate, tf.errors.InvalidArgumentError), match="pending noise"):
+    with pytest.raises((tfdp_rec.NotPrivate, tf.errors.InvalidArgumentError), match="when the model was prepared"):
         model.train_on_batch((BATCH + 4) % 9)
     assert int(model.optimizer.iterations) == 1
 
