@@ -173,7 +173,8 @@ BATCH = tf.constant([[1, 2], [3, 4]], tf.int64)
 
 def count_guards(model):
     """How often a step's graph asks whether rows owe noise, to pay them."""
-    graph = tf.function(lambda data: model.train_step(data) and None, autograph=False).get_concrete_function(BATCH).graph
+    step = tf.function(lambda data: model.train_step(data) and None, autograph=False)
+    graph = step.get_concrete_function(BATCH).graph
     functions = [graph, *(each.graph for each in graph._functions.values())]
     return sum(o.type == "If" and "Any" in o.inputs[0].op.type for each in functions for o in each.get_operations())
 
