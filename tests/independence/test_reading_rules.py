@@ -102,6 +102,10 @@ ADMITTED = {
     "the last of each": (lambda s, i: tf.gather(s, i, batch_dims=1), (S, ID), (), [FIRST]),
     "cumulated": (lambda s: (tf.cumsum(s, 1), tf.cumsum(s, -1, reverse=True, exclusive=True)), (S,), (), [FIRST, FIRST]),
     "sorted": (lambda s: (*tf.math.top_k(s, 2), tf.argsort(s)), (S,), (), [FIRST] * 3),
+    "whole numbers within bounds, and as other bits": (
+        lambda i: (tf.raw_ops.ClipByValue(t=i, clip_value_min=tf.constant(1, i.dtype), clip_value_max=tf.constant(2, i.dtype)), tf.bitcast(i, tf.float64)),
+        (IDS,), (), [FIRST, FIRST],
+    ),
     "words": (
         lambda w: (tf.strings.to_hash_bucket_fast(w, 9), w == "a"),
         (WORDS,), (), [FIRST] * 2,
@@ -159,6 +163,8 @@ MIXED = {
     "divided by the size": lambda x: x / tf.cast(tf.shape(x)[0], tf.float32),
     "the size as a factor": lambda x: x * tf.cast(tf.size(x), tf.float32),
     "filled with the size": lambda x: x + tf.fill([tf.shape(x)[0], 1], tf.cast(tf.shape(x)[0], tf.float32)),
+    "fractions within bounds": lambda x: tf.raw_ops.ClipByValue(t=x, clip_value_min=0.0, clip_value_max=1.0),
+    "bits of another size": lambda x: tf.cast(tf.bitcast(x, tf.uint8), tf.float32),
     "the place in the batch": lambda x: x * tf.cast(tf.range(tf.shape(x)[0]), tf.float32)[:, None],
     "a table by place": lambda x: x + tf.gather(tf.ones([9, 3]), tf.range(tf.shape(x)[0])),
     "a slice of a table": lambda x: x + tf.ones([9, 3])[: tf.shape(x)[0]],

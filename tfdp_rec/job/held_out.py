@@ -103,6 +103,8 @@ def reopen(run: Path) -> tuple[Interactions, Users, Ask]:
     if len(log) != config["num_users"] or not len(users.test):
         raise ValueError("The log has other users than the run had, or none held out: put its files back.")
     return log, users, ask
+
+
 def pay_for_figures(ledger: Ledger, event: GaussianDpEvent) -> int | None:
     """The payment for figures that are still to be made, made now if there is none; None if they were made or lost."""
     paid = [each.number for each in ledger.paid if each.label == LABEL]
