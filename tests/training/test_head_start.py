@@ -5,6 +5,7 @@ import copy
 import keras
 import numpy as np
 import pytest
+import tensorflow as tf
 from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
@@ -34,9 +35,9 @@ def of_clicks(activation=None, names=("user", "item")):
     return model
 
 
-def of_classes(activation=None):
+def of_classes(activation=None, items=ITEMS):
     item = keras.Input([], dtype="int32")
-    model = keras.Model(item, L.Dense(CLASSES, activation)(L.Embedding(ITEMS, 4)(item)))
+    model = keras.Model(item, L.Dense(CLASSES, activation)(L.Embedding(items, 4)(item)))
     model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=activation is None))
     return model
 
@@ -44,6 +45,11 @@ def of_classes(activation=None):
 def private_of(model, data, **options):
     options = {"epsilon": 8.0, "unit": "row", "batch_size": 600, "epochs": 2, "accountant": "rdp"} | options
     return tfdp_rec.make_private(model, data, begin_at="counts", **options)
+
+
+def beside(private):
+    """The layer that scales what training adds."""
+    return next(layer for layer in private.model.layers if layer.name.startswith("beside_counts"))
 
 
 def logit(private, x):
@@ -115,9 +121,10 @@ def test_the_model_holds_the_counts_and_so_does_what_is_exported(tmp_path):
     assert np.abs(found - found.mean() - special.logit(LIKELY)).max() < 0.7 and (np.diff(found) > -0.3).all()
     private.fit(verbose=0)
     whole, x = logit(private, (USER[:99], ITEM[:99])), (USER[:99], ITEM[:99])
-    beside = private.model.get_layer("beside_counts")
-    by_user, by_item = (private.model.get_layer(f"counts_{n}").get_weights()[0][:, 0] for n in (0, 1))
-    oracle = beside.kernel.numpy()[0] * yours.predict(x, verbose=0)[:, 0] + beside.bias.numpy()[0]
+    scaled = beside(private)
+    tables = [each for each in private.model.layers if each.name.startswith("counts_")]
+    by_user, by_item = (each.get_weights()[0][:, 0] for each in tables)
+    oracle = scaled.kernel.numpy()[0] * yours.predict(x, verbose=0)[:, 0] + scaled.bias.numpy()[0]
     oracle = oracle + by_user[USER[:99]] + by_item[ITEM[:99]]
     np.testing.assert_allclose(whole, oracle, atol=1e-5)
     private.save(tmp_path / "model.keras")
@@ -144,7 +151,7 @@ def test_units_that_choose_are_neither_trained_on_nor_counted(monkeypatch):
     units, seen, counted = np.arange(ROWS) % 200, set(), []
     add = head_start.unit_sums
     monkeypatch.setattr(head_start, "unit_sums", lambda units, *others: counted.append(units) or add(units, *others))
-    private = private_of(of_classes(), (units, KINDS), unit=units, batch_size=60, epochs=3)
+    private = private_of(of_classes(items=200), (units, KINDS), unit=units, batch_size=60, epochs=3)
     for drawn in private.batches.take(20):
         seen |= set(drawn.batch[0].numpy().tolist())  # the unit is its own feature
     assert set(counted[0]) == set(trained) and private.plan.sampling.num_units == 180
@@ -155,10 +162,10 @@ def test_what_training_found_stays_and_what_is_noise_goes():
     taste = (RNG.random(ROWS) < np.where((USER + ITEM) % 2, 0.95, 0.05)).astype("float32")
     useful = private_of(of_clicks(), ((USER, ITEM), taste), epsilon=19.0, epochs=40, learning_rate=10.0)
     useful.fit(verbose=0)
-    assert useful.model.get_layer("beside_counts").kernel.numpy()[0] > 0
+    assert beside(useful).kernel.numpy()[0] > 0
     assert ((logit(useful, (USER, ITEM)) > 0) == (taste > 0)).mean() > 0.6  # counts have nothing to tell
     noise = private_of(of_clicks(), ((USER, ITEM), NOTHING), epochs=6, learning_rate=400.0)
-    kernel = noise.model.get_layer("beside_counts").kernel
+    kernel = beside(noise).kernel
     kernel.assign([0.0])
     begun = logit(noise, (USER, ITEM))
     kernel.assign([1.0])
@@ -171,13 +178,46 @@ def test_what_training_found_stays_and_what_is_noise_goes():
 
 def test_one_choice_and_no_copies():
     private = private_of(of_classes(), (ITEM, KINDS))
-    with pytest.raises(TypeError, match="begins at counts cannot be copied"):
-        copy.deepcopy(private._start)
+    with pytest.raises(TypeError):
+        copy.deepcopy(private)
     private.fit(verbose=0)
-    chosen = private.model.get_layer("beside_counts").kernel.numpy()
-    private.model.get_layer("beside_counts").kernel.assign(np.full(CLASSES, 7.0))
+    chosen = beside(private).kernel.numpy()
+    beside(private).kernel.assign(np.full(CLASSES, 7.0))
     private._start.end(private.model)
-    assert (private.model.get_layer("beside_counts").kernel.numpy() == 7).all() and (chosen <= 1).all()
+    assert (beside(private).kernel.numpy() == 7).all() and (chosen <= 1).all()
+
+
+def test_a_choice_that_is_cut_off_leaves_the_counts(monkeypatch):
+    private = private_of(of_clicks(), ((USER, ITEM), CLICKS), epochs=1)
+    ask, asked = private._start.predictions.of, []
+
+    def stop(model):
+        if len(asked) == 2:
+            raise KeyboardInterrupt
+        asked.append(model)
+        return ask(model)
+
+    monkeypatch.setattr(private._start.predictions, "of", stop)
+    with pytest.raises(KeyboardInterrupt):
+        private.fit(verbose=0)
+    assert beside(private).kernel.numpy() == [0.0]
+
+
+def test_a_model_that_was_loaded_begins_at_counts_again(tmp_path):
+    private = private_of(of_clicks(), ((USER, ITEM), CLICKS), epochs=1)
+    private.fit(verbose=0)
+    private.model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    loaded.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
+    again = private_of(loaded, ((USER, ITEM), CLICKS), epochs=1, epsilon=16.0)
+    assert len(again.model.layers) > len(private.model.layers)
+
+
+def test_a_model_that_was_refused_is_as_it_was():
+    model = of_clicks()
+    with pytest.raises(ValueError):
+        private_of(model, ((USER, ITEM), CLICKS), epsilon=1e-9)
+    assert all(each.trainable for each in model.weights)
 
 
 def test_probabilities_are_begun_as_logits_are():
@@ -197,6 +237,15 @@ def numbers():
     return model
 
 
+HELD_OUT = hold_out(ROWS)[1][0]
+
+
+def with_one(values, value, at=HELD_OUT):
+    values = values.copy()
+    values[at] = value
+    return values
+
+
 def squared():
     model = keras.Sequential([L.Embedding(ITEMS, 4), L.Dense(1)])
     model.compile("adam", "mse")
@@ -210,6 +259,9 @@ def squared():
         (squared, (ITEM, CLICKS), {}, "BinaryCrossentropy or a\\s+SparseCategorical"),
         (numbers, (np.ones([ROWS, 3], "float32"), CLICKS), {}, "hold one id a row.*has none"),
         (of_clicks, ((USER, ITEM), CLICKS, np.ones(ROWS, "float32")), {}, "without weights"),
+        (of_classes, (ITEM, with_one(KINDS, CLASSES)), {}, "from 0 to 5"),
+        (of_classes, (ITEM, with_one(KINDS, -1, at=0)), {}, "from 0 to 5"),
+        (of_clicks, ((USER[:9], ITEM[:9]), CLICKS[:9]), {"batch_size": 2}, "needs at least ten"),
         (of_classes, (np.stack([ITEM, ITEM], 1), np.stack([KINDS, KINDS], 1)), {}, "one label a row"),
     ],
 )
@@ -218,6 +270,13 @@ def test_refused_before_anything_is_counted(monkeypatch, model, data, options, r
     options = {"epsilon": 8.0, "unit": "row", "batch_size": 600, "epochs": 2, "begin_at": "counts"} | options
     with pytest.raises(ValueError, match=reason):
         tfdp_rec.make_private(model(), data, **options)
+
+
+def test_an_id_outside_a_table_fails_before_anything_is_counted(monkeypatch):
+    """Whether it fails afterwards would hang on one row that no price covers."""
+    monkeypatch.setattr(HeadStart, "begin", lambda self: pytest.fail("counted"))
+    with pytest.raises(tf.errors.InvalidArgumentError):
+        private_of(of_clicks(), ((USER, with_one(ITEM, ITEMS)), CLICKS))
 
 
 def test_earlier_steps_on_the_same_weights_count():

@@ -1,44 +1,33 @@
 r"""`tfdp-rec card`.
 
   tfdp-rec card runs/spring
-  tfdp-rec card runs/spring --metrics-epsilon 1
   tfdp-rec card --verify runs/spring/card
 
 Writes RUN/card: README.md, privacy.json, a copy of the ledger, and a plot. Every number in it is public, paid for, or
-computed from those; figures are the private ones that the run has paid for. For a run that has none they are made once
-with --metrics-epsilon: paid for in the run's ledger before held-out users are asked about, and kept there. They cost
-more than the --epsilon of the training; the card tells the sum. --verify makes a card again from its own files.
+computed from those; figures are the private ones that the run has paid for. --verify makes a card again from its own
+files.
 """
 
 from __future__ import annotations
 
 import argparse
 
-from tfdp_rec.cli import quiet
 from tfdp_rec.core.ground.lazy_imports import optional
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The arguments of `card`."""
     parser.add_argument("folder", metavar="RUN", help="a run folder; of --verify a card")
-    either = parser.add_mutually_exclusive_group()
-    either.add_argument("--metrics-epsilon", type=float, metavar="E", help="release figures that by themselves cost E")
-    either.add_argument("--verify", action="store_true", help="check a card: exit code 1 if it was changed")
+    parser.add_argument("--verify", action="store_true", help="check a card: exit code 1 if it was changed")
 
 
 def run(args: argparse.Namespace) -> int:
     """Writes a card, or checks one."""
     for library in ("pyarrow", "markdown_it"):
         optional(library, "job")
-    from tfdp_rec.job import card, held_out
+    from tfdp_rec.job import card
 
-    folder = args.folder
-    if not args.verify:
-        folder = card.write(args.folder)  # what cannot be written fails here, before anything is paid
-        if args.metrics_epsilon is not None:
-            quiet.import_tensorflow()
-            held_out.release_figures(args.folder, args.metrics_epsilon)
-            card.write(args.folder)
+    folder = args.folder if args.verify else card.write(args.folder)
     try:
         said = card.verify(folder)
     except ValueError as problem:

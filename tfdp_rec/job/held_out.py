@@ -15,7 +15,6 @@ the released recommender names first for an empty history.
 from __future__ import annotations
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,20 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from tfdp_rec.core.claim.events import GaussianDpEvent
-from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
-from tfdp_rec.core.claim.ledger import Chain, Ledger, Payment, Snapshot, read
-from tfdp_rec.core.claim.statement import round_up
+from tfdp_rec.core.claim.ledger import Chain, Ledger
 from tfdp_rec.core.ground.files import row_chunks
 from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.datasets.logs.items import Items
 from tfdp_rec.job.evaluation import HISTORY, NewItemExamples
-from tfdp_rec.job.recommenders import names
-from tfdp_rec.job.run_folder import CONFIG, LEDGER, find, find_servable
-from tfdp_rec.job.run_state import WarmStart
-from tfdp_rec.job.settings import JobSettings
-from tfdp_rec.job.sources import choose_source
-from tfdp_rec.job.users import Users, split_users
+from tfdp_rec.job.run_folder import find_servable
 from tfdp_rec.metrics import ndcg_at_k, popular_share, recall_at_k
 from tfdp_rec.sums.private_metrics import LABEL, Figure, RecommendedLists, private_metrics
 
@@ -60,49 +52,6 @@ def kept_figures(chain: Chain) -> tuple[Mapping[str, Any], str]:
 def figure_of(kept: Mapping[str, Any]) -> Figure:
     """A figure as a ledger keeps it, where infinity is a word."""
     return Figure(**{name: float(value) for name, value in kept.items()})
-
-
-def release_figures(run: Path, epsilon: float) -> None:
-    """Pays ε, by itself, for figures of a run that has none, and keeps them in its ledger; says what all costs then."""
-    path, config = find(run, LEDGER), json.loads(find(run, CONFIG).read_text(encoding="utf-8"))
-    chain = read(path)
-    if kept_figures(chain)[0]:
-        return print("The run has its figures: they are shown as they were kept, and nothing is paid.")
-    if LABEL in [each.label for each in chain.paid]:
-        raise ValueError(f"{path} has paid for figures that were lost, and they are made once: leave the metrics out.")
-    event = GaussianDpEvent(noise_of_one_release(epsilon, config["delta"]))
-    total = round_up(chain.epsilon(config["delta"], more=[Payment(event)]))
-    log, users, ask = reopen(run)
-    print(f"Figures of held-out users take epsilon to {total:g}, at delta = {config['delta']:g}.", flush=True)
-    with Ledger(path, "user", Snapshot(len(log), "user, item, time")) as ledger:
-        number = pay_for_figures(ledger, event)
-        assert number is not None
-        try:
-            make_figures(ledger, number, event, log, users.test, config["seed"], ask)
-        except (KeyboardInterrupt, OSError):
-            if not ledger.notes(NOTE):
-                ledger.give_back(number, 1)
-            raise
-
-
-def reopen(run: Path) -> tuple[Interactions, Users, Ask]:
-    """The log of a finished run with its items, the users' split, and what was released."""
-    config = json.loads(find(run, CONFIG).read_text(encoding="utf-8"))
-    settings = JobSettings.from_config(config)
-    # Nothing else decides who is tested on; of no mechanism no sampling is asked for.
-    settings = dataclasses.replace(settings, mechanism=tuple({names.auto.name}.intersection(settings.mechanism)))
-    # Several days have the whole budget promised to them, and the figures would be of the last one alone.
-    if settings.days > 1 or settings.engine:
-        raise ValueError("Figures and attacks are of runs of one day that are not on Spark: leave them out.")
-    source = choose_source(settings)
-    source.check_settings()
-    rows, columns = source.rows()
-    items = WarmStart.load(run).items
-    log, ask = Interactions.read(rows, **columns).with_items(items), load_released(run, items)
-    users = split_users(log, settings)
-    if len(log) != config["num_users"] or not len(users.test):
-        raise ValueError("The log has other users than the run had, or none held out: put its files back.")
-    return log, users, ask
 
 
 def pay_for_figures(ledger: Ledger, event: GaussianDpEvent) -> int | None:

@@ -8,7 +8,9 @@ It is computed from users' data without noise: for the log's owner.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
+import json
 from pathlib import Path
 
 import numpy as np
@@ -17,9 +19,15 @@ from numpy.typing import NDArray
 from tfdp_rec.audit import attack_membership
 from tfdp_rec.core.claim.attack_rates import most_true_positives, profile_of
 from tfdp_rec.core.claim.ledger import read
+from tfdp_rec.datasets.logs.interactions import Interactions
 from tfdp_rec.job.evaluation import NewItemExamples
-from tfdp_rec.job.held_out import Ask, reopen
-from tfdp_rec.job.run_folder import LEDGER, RunFolder, find
+from tfdp_rec.job.held_out import Ask, load_released
+from tfdp_rec.job.recommenders import names
+from tfdp_rec.job.run_folder import CONFIG, LEDGER, RunFolder, find
+from tfdp_rec.job.run_state import WarmStart
+from tfdp_rec.job.settings import JobSettings
+from tfdp_rec.job.sources import choose_source
+from tfdp_rec.job.users import Users, split_users
 
 PAGE = "membership.md"
 _PLACES, _MOST_USERS, _DEEPEST, _AT_ONCE = 4, 5000, 1000, 500
@@ -40,13 +48,15 @@ with shadow models (`tfdp_rec.audit.attack_membership`), find more.
 def write_page(run: Path) -> Path:
     """Attacks a run's released recommender; returns the page, in its private folder."""
     limit = functools.partial(most_true_positives, profile_of(read(find(run, LEDGER)).paid))
-    log, users, ask = reopen(run)
+    log, users, ask = _reopen(run)
     chosen = [np.random.default_rng(0).permutation(each)[:_MOST_USERS] for each in (users.train, users.test)]
     examples = NewItemExamples(log, np.concatenate(chosen))
     asked = [examples.by_own_rows(log.uniforms(f"tfdp-rec audit {place}")) for place in range(_PLACES)]
     there, members = asked[0][1] >= 0, len(chosen[0])  # by a user's own rows: the others have no example
     losses = np.mean([_ranks(ask, *each, min(_DEEPEST, log.num_items)) for each in asked], axis=0)
     inside, outside = np.flatnonzero(there[:members]), members + np.flatnonzero(there[members:])
+    if not len(inside) or not len(outside):
+        raise ValueError("The users of one side have no two items each: there is nobody to compare.")
     found = attack_membership(losses.__getitem__, inside, outside, limit=limit)["loss"]
     named = {f"named, at {rate:.0%} of the others": reached for rate, reached in found.true_positives.items()}
     rows = "".join(
@@ -55,6 +65,25 @@ def write_page(run: Path) -> Path:
     )
     RunFolder(run).write(PAGE, _TEXT.format(members=len(inside), others=len(outside), rows=rows))
     return find(run, PAGE)
+
+
+def _reopen(run: Path) -> tuple[Interactions, Users, Ask]:
+    """The log of a finished run with its items, the users' split, and what was released."""
+    config = json.loads(find(run, CONFIG).read_text(encoding="utf-8"))
+    settings = JobSettings.from_config(config)
+    # Nothing else decides who is tested on; of no mechanism no sampling is asked for.
+    settings = dataclasses.replace(settings, mechanism=tuple({names.auto.name}.intersection(settings.mechanism)))
+    if settings.days > 1 or settings.engine:
+        raise ValueError("A run of several days or on Spark is not attacked: its log is elsewhere or of one day.")
+    source = choose_source(settings)
+    source.check_settings()
+    rows, columns = source.rows()
+    items = WarmStart.load(run).items
+    log, ask = Interactions.read(rows, **columns).with_items(items), load_released(run, items)
+    users = split_users(log, settings)
+    if len(log) != config["num_users"] or not len(users.test):
+        raise ValueError("The log has other users than the run had, or none held out: put its files back.")
+    return log, users, ask
 
 
 def _ranks(ask: Ask, contexts: NDArray[np.int32], labels: NDArray[np.int64], k: int) -> NDArray[np.float64]:

@@ -80,11 +80,13 @@ class HeadStart:
         self._labels, self._units, self._held_out = data[1].reshape(-1), units, np.isin(units, held_out)
         self._columns = _find_columns(private, data[0]) if of_clicks else []
         self.predictions = RowPredictions(tf.nest.map_structure(lambda array: array[self._held_out], data[0]))
-        if isinstance(last := private.layers[-1], keras.layers.Dense) and last.use_bias:
-            last.bias.trainable = False
+        if not of_clicks and not np.isin(self._labels, np.arange(self._classes)).all():
+            raise ValueError(f"Labels must be whole numbers from 0 to {self._classes - 1}, one for each class.")
+        self._last = private.layers[-1]
         self._scaled = keras.layers.EinsumDense(
-            "bk,k->bk", self._classes, bias_axes="k", kernel_initializer="ones", trainable=False, name="beside_counts"
-        )
+            "bk,k->bk", self._classes, bias_axes="k", kernel_initializer="ones", trainable=False,
+            name=f"beside_counts_{len(private.layers)}",
+        )  # fmt: skip
         parts = [self._scaled(private.output if from_logits else _logits_of(private.output, of_clicks))]
         parts += [keras.layers.Reshape([1])(table(of_rows)) for table, of_rows, _ in self._columns]
         outputs = keras.layers.Add()(parts) if len(parts) > 1 else parts[0]
@@ -92,14 +94,16 @@ class HeadStart:
             outputs = keras.layers.Activation("sigmoid" if of_clicks else "softmax")(outputs)
         self.model, self._is_chosen = PrivateModel(private.input, outputs, name=private.name), False
 
-    def __reduce__(self) -> Any:
-        raise TypeError("A PrivateFit that begins at counts cannot be copied: a copy would release its choice again.")
-
     def price(self, epsilon: float, delta: float) -> list[Use]:
         """What the plan is to pay for."""
         whole = noise_of_one_release(epsilon, delta)
         self._noise, self._noise_of_choice = whole / _COUNTS**0.5, whole / _CHOICE**0.5
         return [Use(GaussianDpEvent(self._noise), COUNTS), Use(GaussianDpEvent(self._noise_of_choice), CHOICE)]
+
+    def freeze_bias(self) -> None:
+        """Freezes what counts tell better, and what would take most of each example's clip."""
+        if isinstance(self._last, keras.layers.Dense) and self._last.use_bias:
+            self._last.bias.trainable = False
 
     def begin(self) -> None:
         """Counts the rows of the units that are trained on, after the plan has paid."""
@@ -113,23 +117,25 @@ class HeadStart:
                 table.embeddings.assign(right.scale * sums.weights[table.name,][:, None])
             self._scaled.bias.assign([right.scale * special.logit(sums.rate) + right.offset])
         else:
-            known = (labels >= 0) & (labels < self._classes)
-            cells, ones = labels[known].astype(np.int64), np.ones((int(known.sum()), 1), np.int64)
-            counts = release_sums(unit_sums(units[known], cells, ones, self._classes)[:, 0], self._noise)
+            ones = np.ones((len(labels), 1), np.int64)
+            counts = release_sums(unit_sums(units, labels.astype(np.int64), ones, self._classes)[:, 0], self._noise)
             self._scaled.bias.assign(log_shares(counts, self._noise))
 
     def end(self, model: Any) -> None:
-        """Chooses s for the trained model by the other units, once."""
+        """Chooses s for the trained model by the other units, once; 0 if it is cut off."""
         if self._is_chosen:
             return
-        self._is_chosen, likely = True, []
-        for scale in (0.0, *_SCALES):
-            self._scaled.kernel.assign(np.full(self._classes, scale))
-            likely.append(self._log_likelihoods(self.predictions.of(model)))
-        gains = np.nan_to_num(np.array(likely[1:]) - likely[0], nan=-1.0).T
-        noisy = release_sums(gain_sums(gains, self._units[self._held_out]), self._noise_of_choice)
-        chosen = _SCALES[noisy.argmax()] if noisy.max() > _CLEAR * self._noise_of_choice else 0.0
-        self._scaled.kernel.assign(np.full(self._classes, chosen))
+        self._is_chosen, chosen, likely = True, 0.0, []
+        try:
+            for scale in (0.0, *_SCALES):
+                self._scaled.kernel.assign(np.full(self._classes, scale))
+                likely.append(self._log_likelihoods(self.predictions.of(model)))
+            gains = np.nan_to_num(np.array(likely[1:]) - likely[0], nan=-1.0).T
+            noisy = release_sums(gain_sums(gains, self._units[self._held_out]), self._noise_of_choice)
+            if noisy.max() > _CLEAR * self._noise_of_choice:
+                chosen = _SCALES[noisy.argmax()]
+        finally:
+            self._scaled.kernel.assign(np.full(self._classes, chosen))
 
     def _log_likelihoods(self, predicted: NDArray[np.float64]) -> NDArray[np.float64]:
         of = keras.losses.binary_crossentropy if self._of_clicks else keras.losses.sparse_categorical_crossentropy
@@ -143,13 +149,13 @@ def _find_columns(private: Any, features: Any) -> list[tuple[Any, Any, NDArray[n
     inputs, by_name = private.inputs, {each.name: each for each in private.inputs}
     if isinstance(features, dict) and features.keys() == by_name.keys():
         inputs = [by_name[name] for name in sorted(features)]  # as a nest is flattened
-    found = [
-        (keras.layers.Embedding(int(values.max()) + 1, 1, "zeros", trainable=False, name=f"counts_{number}"), each, ids)
-        for number, (each, ids, values) in enumerate(
-            zip(inputs, map(np.squeeze, tf.nest.flatten(features)), values_of_inputs(private, specs))
-        )
-        if values is not None and ids.dtype.kind in "iu" and ids.ndim == 1
-    ]
+    number = len(private.layers)  # names that no layer has, also of a model that has begun at counts before
+    found: list[tuple[Any, Any, NDArray[np.int64]]] = []
+    for each, ids, values in zip(inputs, map(np.squeeze, tf.nest.flatten(features)), values_of_inputs(private, specs)):
+        if values is not None and ids.dtype.kind in "iu" and ids.ndim == 1:
+            name = f"counts_{number + len(found)}"
+            table = keras.layers.Embedding(int(values.max()) + 1, 1, "zeros", trainable=False, name=name)
+            found.append((table, each, ids))
     if not found:
         raise ValueError(
             "begin_at='counts' counts clicks by inputs that hold one id a row, a whole number that an Embedding takes, "
@@ -160,6 +166,8 @@ def _find_columns(private: Any, features: Any) -> list[tuple[Any, Any, NDArray[n
 
 def hold_out(units: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """The numbers of the units that are trained on, and of the others: a public choice, by number alone."""
+    if units < _HELD_OUT:
+        raise ValueError(f"begin_at='counts' chooses by a tenth of the units: it needs at least ten, got {units}.")
     order = np.random.default_rng(0).permutation(units)
     return order[units // _HELD_OUT :], order[: units // _HELD_OUT]
 

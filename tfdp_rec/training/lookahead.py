@@ -150,23 +150,27 @@ def trace_reader(model: Any, spec: Any) -> tuple[list[str], TableReader]:
     build_metrics(model, predictions[0])
     if not ids:
         return [], lambda batch: {}
-    return list(ids), PrunedReader(wrapped.prune(wrapped.inputs[: len(given)], wrapped.structured_outputs), given)
+    return list(ids), PrunedReader(wrapped.prune(wrapped.inputs[: len(given)], wrapped.structured_outputs), spec, given)
 
 
 class PrunedReader:
     """A table reader that is a graph of nothing but the ids."""
 
-    def __init__(self, graph: Any, given: Sequence[tf.TensorSpec]):
-        self._graph, self._given = graph, given
+    def __init__(self, graph: Any, spec: Any, given: Sequence[tf.TensorSpec]):
+        self._graph, self._nest, self._given = graph, _nest(spec), given
 
     def __call__(self, batch: Any) -> dict[str, tf.Tensor]:
         return self._graph(*_leaves(examples_of(batch)))
 
     def gives_ids_of(self, batch: Any) -> bool:
         """Whether ids of such batches follow from the batch alone: nothing is drawn, or read from a variable."""
-        leaves = _leaves(batch)
-        fits = len(leaves) == len(self._given) and all(map(_fits, self._given, leaves))
+        fits = _nest(batch) == self._nest and all(map(_fits, self._given, _leaves(batch)))
         return fits and not any(each.op_def.is_stateful for each in self._graph.graph.get_operations())
+
+
+def _nest(batch: Any) -> Any:
+    """How a batch is nested, by its keys."""
+    return tf.nest.map_structure(lambda leaf: leaf is not None, batch)
 
 
 def _fits(spec: Any, leaf: Any) -> bool:

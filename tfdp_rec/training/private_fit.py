@@ -176,7 +176,7 @@ class PrivateFit:
                 "protects there: hold rows out before make_private, or leave it out."
             )
         options = {"epochs": self.epochs, "steps_per_epoch": self.steps_per_epoch, **options}
-        if options.get("verbose", "auto") != 0 and self.epsilon == 0:
+        if options.get("verbose", "auto") != 0 and not int(self.model.optimizer.iterations):
             print(self._describe_signal())
             if self._release is None and _is_of_clicks(self.model._loss):
                 print(_EXTREME)
@@ -450,9 +450,13 @@ def make_private(
         compile_for(model, plan, copied, {key: each for key, each in compiled.items() if "metrics" not in key})
         prepare(model, plan, batches)
 
+    if start:
+        start.freeze_bias()
     compile_for(private, plan, None, compiled)
-    for predictions in (each.predictions for each in (release, start) if each):
-        predictions.trace(private)
+    if release:
+        release.predictions.trace(private)
+    if start:  # about each row: what fails fails before it is paid for
+        start.predictions.of(private)
 
     def fetch(drawn: np.ndarray) -> Any:
         chosen = pick(trained[drawn])  # once: features and labels are of the same rows

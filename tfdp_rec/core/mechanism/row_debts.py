@@ -103,9 +103,9 @@ class RowDebts:
         return self.marks.owe_noise({path: _flat(ids) for path, ids in rows.items()}, self.marks.now())
 
     def admit_ids(self, path: str, ids: tf.Tensor) -> tf.Tensor:
-        """Ids in one row, 0 for an id outside the table, which the read refuses."""
-        ids = _flat(ids)
-        return tf.where((ids >= 0) & (ids < self.tables[path].rows), ids, 0)
+        """Ids in one row, the nearest for an id outside the table, as the read has it, which refuses it."""
+        least, most = (tf.constant(end, tf.int64) for end in (0, self.tables[path].rows - 1))
+        return tf.raw_ops.ClipByValue(t=_flat(ids), clip_value_min=least, clip_value_max=most)
 
     def settle_upcoming(self, upcoming: Mapping[str, tf.Tensor], now: tf.Tensor) -> None:
         """Settles the distinct rows of tables that owe noise among announced ids."""
