@@ -100,7 +100,7 @@ def test_verifier_accountant_and_checker_agree(usual, tmp_path):
     said = card.verify(usual)
     ledger = read(usual / "ledger.jsonl")
     assert said["epsilon"] == round_up(ledger.epsilon(DELTA)) and said["delta"] == DELTA
-    assert 8 < said["epsilon"] < 8.2  # the budget was for the run alone
+    assert 7.99 < said["epsilon"] <= 8.0
     assert card_checked(usual, tmp_path) == pytest.approx(ledger.epsilon(DELTA), abs=1e-3)
     assert checked(usual / "ledger.jsonl", DELTA, tmp_path) == pytest.approx(said["epsilon"], abs=2e-3)
 

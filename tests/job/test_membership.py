@@ -10,7 +10,7 @@ from scipy.stats import norm
 
 from tfdp_rec.cli import main
 from tfdp_rec.core.claim.ledger import read
-from tfdp_rec.job import held_out, membership
+from tfdp_rec.job import membership
 from tfdp_rec.job.evaluation import NewItemExamples
 
 
@@ -41,7 +41,7 @@ def test_the_page_is_for_the_owner_alone_and_says_so(attacked, capsys):
 @pytest.mark.slow
 def test_the_numbers_are_those_of_each_users_ranks(attacked):
     _, rows = attacked()
-    log, users, ask = held_out.reopen(attacked.folder)
+    log, users, ask = membership._reopen(attacked.folder)
     sides = []
     for side in (users.train, users.test):
         losses = []
@@ -64,7 +64,7 @@ def test_the_numbers_are_those_of_each_users_ranks(attacked):
 
 
 def test_a_recommender_that_remembers_is_found_out(attacked, monkeypatch):
-    log, users, _ = held_out.reopen(attacked.folder)
+    log, users, _ = membership._reopen(attacked.folder)
     told = {}
     for place in range(4):
         contexts, labels = NewItemExamples(log, users.train).by_own_rows(log.uniforms(f"tfdp-rec audit {place}"))
@@ -75,12 +75,12 @@ def test_a_recommender_that_remembers_is_found_out(attacked, monkeypatch):
         lists[:, 0] = [told.get(context.tobytes(), 0) for context in contexts]
         return lists
 
-    monkeypatch.setattr(membership, "reopen", lambda run: (log, users, ask))
+    monkeypatch.setattr(membership, "_reopen", lambda run: (log, users, ask))
     _, rows = attacked()
     assert rows["area under the curve"][1] > 0.9 and rows["named, at 5% of the others"][1] > 0.7
 
 
-@pytest.mark.parametrize("change, words", [({"days": 30}, "runs of one day"), ({"num_users": 9}, "other users")])
+@pytest.mark.parametrize("change, words", [({"days": 30}, "of several days"), ({"num_users": 9}, "other users")])
 def test_what_cannot_be_attacked_is_refused_in_one_line(attacked, change, words, capsys):
     path = attacked.folder / "private" / "config.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | change))

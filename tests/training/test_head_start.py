@@ -119,7 +119,9 @@ def test_the_model_holds_the_counts_and_so_does_what_is_exported(tmp_path):
     private = private_of(yours, ((USER, ITEM), CLICKS))
     found = logit(private, (np.zeros(ITEMS, int), np.arange(ITEMS)))
     assert np.abs(found - found.mean() - special.logit(LIKELY)).max() < 0.7 and (np.diff(found) > -0.3).all()
+    before = yours.layers[-1].bias.numpy()
     private.fit(verbose=0)
+    assert (yours.layers[-1].bias.numpy() == before).all()
     whole, x = logit(private, (USER[:99], ITEM[:99])), (USER[:99], ITEM[:99])
     scaled = beside(private)
     tables = [each for each in private.model.layers if each.name.startswith("counts_")]
@@ -137,7 +139,7 @@ def test_classes_begin_at_their_shares(activation):
     private = private_of(of_classes(activation), (ITEM, KINDS), epsilon=20.0, accountant="pld")
     found = private.predict(np.arange(ITEMS), verbose=0)
     shares = np.exp(special.log_softmax(found, axis=1)) if activation is None else found
-    assert np.abs(shares - np.bincount(KINDS) / ROWS).max() < 0.02
+    assert np.abs(shares - np.bincount(KINDS) / ROWS).max() < 0.03  # beside the weights that the model began with
 
 
 def test_rare_classes_have_the_mean_of_those_like_them():

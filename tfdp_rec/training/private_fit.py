@@ -450,13 +450,12 @@ def make_private(
         compile_for(model, plan, copied, {key: each for key, each in compiled.items() if "metrics" not in key})
         prepare(model, plan, batches)
 
-    if start:
-        start.freeze_bias()
     compile_for(private, plan, None, compiled)
     if release:
         release.predictions.trace(private)
-    if start:  # about each row: what fails fails before it is paid for
-        start.predictions.of(private)
+    if start:
+        start.freeze_bias()
+        start.predictions.of(private)  # what fails for a row fails before it is paid for
 
     def fetch(drawn: np.ndarray) -> Any:
         chosen = pick(trained[drawn])  # once: features and labels are of the same rows
