@@ -458,6 +458,7 @@ def test_a_plain_optimizer_and_wrong_arguments_are_refused(target):
         PrivacyBudget(8.0, setup.accountant)
 
 
+@pytest.mark.slow
 @pytest.mark.fast_cases("DPSGD")
 @pytest.mark.parametrize("mechanism", ["DPSGD", "LazyDPSGD"])
 def test_with_a_real_mechanism_and_empty_batches(target, mechanism):

@@ -494,6 +494,7 @@ def test_weights_leave_though_the_disk_of_their_checkpoints_is_full(tmp_path, mo
     assert told(tmp_path) == 10
 
 
+@pytest.mark.slow
 def test_a_write_that_is_interrupted_after_its_rename_is_gone_on_from(tmp_path, monkeypatch):
     setup = started(tmp_path)
     replaced = os.replace
@@ -602,6 +603,7 @@ def test_rows_of_a_checkpoint_are_measured_before_the_next_step(tmp_path):
     assert places and not any(each.is_withheld for each in places)
 
 
+@pytest.mark.slow
 def test_a_resumption_after_a_step_cut_short_lets_out_no_row_of_another_model(tmp_path):
     """Their noise is still owed, as it could not be drawn before the resumption."""
     Setup(tmp_path).fit(epochs=1)

@@ -27,6 +27,7 @@ def test_sampled_batches_have_a_claim_of_their_own(capsys):
     assert "4 steps: claims ε = 4.98" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_a_false_claim_is_refuted(capsys):
     assert main([*SMALL, "--noise-multiplier", "0.5", "--claim", "0.5"]) == 1
     assert "refuted in 1 of 1 runs" in capsys.readouterr().out

@@ -159,6 +159,7 @@ def test_tensorflow_is_imported_without_a_word():
     assert (done.returncode, done.stderr) == (0, "said\n")
 
 
+@pytest.mark.slow
 def test_what_would_move_a_terminals_cursor_is_written_as_what_it_is(tmp_path, capsys):
     """Titles and ids of others, in answers and in errors; also as JSON, which leaves some of them as they are."""
     bad, shown = "\x1b[2J\x9b1A\u202e", "\\u001b[2J\\u009b1A\\u202e"

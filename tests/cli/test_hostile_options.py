@@ -32,10 +32,11 @@ HOSTILE = {
     "top_k": WHOLE, "seed": WHOLE, "users": WHOLE, "movies": WHOLE, "steps": WHOLE, "batch_size": WHOLE, "width": WHOLE,
     "hidden": WHOLE, "negatives": WHOLE, "days": WHOLE, "days_per_user": WHOLE, "checkpoint_every": WHOLE,
     "items_epsilon": NUMBERS, "epsilon": [*NUMBERS[:-1], "1e7"], "delta": NUMBERS, "noise_multiplier": NUMBERS,
-    "clip": NUMBERS, "learning_rate": NUMBERS, "recency": NUMBERS, "keep": NUMBERS,
+    "metrics_epsilon": NUMBERS, "clip": NUMBERS, "learning_rate": NUMBERS, "recency": NUMBERS, "keep": NUMBERS,
     "local": ["0 0", "-1 1", "1 -1", "nan 1", "1 1e18", "1", "1 1 1", "", "a b", "1.5 1", "1e9 1", "inf inf"],
     "out": FOLDERS, "checkpoint": FOLDERS, "continues": FOLDERS,
     "resume": ["", "1", "yes", "no", "true", "None", "--resume", "\n", "\x1b[2J", "0", "-1", "nan"],
+    "confidential": ["", "1", "yes", "no", "true", "None", "--confidential", "\n", "\x1b[2J", "0", "-1", "nan"],
     "quiet": ["", "1", "yes", "no", "true", "None", "--quiet", "\n", "\x1b[2J", "0", "-1", "nan"],
 }  # fmt: skip
 ALL = [(name, value) for name, values in HOSTILE.items() for value in values]

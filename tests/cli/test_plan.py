@@ -48,6 +48,7 @@ def quick(monkeypatch):
     monkeypatch.setattr(planner, "_measure", lambda prepare, plan: (1e-3 * plan.sampling.expected_batch_size, 1e9))
 
 
+@pytest.mark.slow
 def test_a_table_and_a_file_for_machines_without_a_row_of_the_log(folder, quick, capsys):
     with pytest.raises((OSError, pa.ArrowException)):
         pyarrow.parquet.read_table("log.parquet")
@@ -73,6 +74,7 @@ def test_a_table_and_a_file_for_machines_without_a_row_of_the_log(folder, quick,
     assert f"--batch-size {rows[-1]['batch_size']:.0f} --steps {rows[-1]['steps']}" in out
 
 
+@pytest.mark.slow
 def test_a_public_list_of_items_costs_nothing_and_is_counted(folder, quick, capsys):
     (folder / "items.txt").write_text("".join(f"{i}\n" for i in range(200)))
     seen = []

@@ -137,6 +137,7 @@ def test_recommend_answers_and_names_unknown_ids(run, capsys):
         assert says in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_export_of_the_saved_model_gives_the_same_answer(run, tmp_path, capsys):
     import tensorflow as tf
 
@@ -155,6 +156,7 @@ def test_export_of_the_saved_model_gives_the_same_answer(run, tmp_path, capsys):
     assert "exists already" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_model_beside_another_runs_items_is_refused(tmp_path, capsys):
     """It answered with the other run's ids."""
     import tfdp_rec

@@ -43,6 +43,7 @@ GIVEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.fast_cases("sum")
 @pytest.mark.parametrize("combiner", ["sum", "mean", "sqrtn"])
 def test_bags_are_clipped_as_by_the_oracle(combiner):

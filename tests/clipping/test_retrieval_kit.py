@@ -127,6 +127,7 @@ def test_candidates_are_named_by_whole_numbers_of_any_type(kinds):
 POSITIONS = 3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("excluded", [pytest.param(False, marks=pytest.mark.slow), True])
 @pytest.mark.parametrize("negatives", [[3, 3, 1, 5], pytest.param([0, 1, 2, 3, 4, 5], marks=pytest.mark.slow)])
 def test_several_positions_of_an_example_are_clipped_as_one(negatives, excluded):

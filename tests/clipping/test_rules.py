@@ -257,6 +257,7 @@ class Linear(Scored):
         return tf.reduce_sum(self.parts[0](data["x"], training=training), axis=[1, 2]) * data["weight"]
 
 
+@pytest.mark.slow
 def test_a_layer_with_weights_and_dropout_is_run_again_with_the_masks_that_it_drew():
     """Losses are linear in the matrix W: those of a step are ⟨gradient, W⟩, if and only if the masks are the same."""
     model, batch = Linear([Dropped()], plain), {"x": normal(1, 7, 5, 4), "weight": normal(2, 7)}
@@ -427,6 +428,7 @@ class Attending(layers.Layer):
         return self.attention(x, x)
 
 
+@pytest.mark.slow
 @pytest.mark.slow_cases("a loop")
 @pytest.mark.parametrize("heeding", HEEDING)
 def test_masks_on_arguments_are_there_when_a_layer_is_run_again(heeding):

@@ -46,6 +46,7 @@ class TestAsExact:
         with double_precision():
             yield
 
+    @pytest.mark.slow
     @pytest.mark.fast_cases("mlp-None", "mlp-2")
     @pytest.mark.parametrize("microbatch_size", [None, 2])
     @pytest.mark.parametrize("name", ["mlp", "two_tower", "dlrm", "gru"])
@@ -53,6 +54,7 @@ class TestAsExact:
         model, batch = built(name)
         assert_matches_oracle(model, batch, clip=1.5, take=by(3), microbatch_size=microbatch_size)
 
+    @pytest.mark.slow
     def test_batches_of_fewer_examples_than_devices_and_rows_without_data(self):
         model, batch = built("two_tower")
         alone, shared = shared_sum(model, 1, 0.1), shared_sum(model, 4, 0.1)
@@ -65,6 +67,7 @@ class TestAsExact:
                 for path, gradient in dense_gradients(model, found).items():
                     np.testing.assert_allclose(gradient, expected[path], rtol=1e-9, atol=1e-12)
 
+    @pytest.mark.slow
     def test_reads_number_the_examples_of_the_whole_batch(self):
         model, batch = built("two_tower")
         reads = by(3)(model, batch, 1.0).reads
@@ -126,6 +129,7 @@ def test_a_sum_of_parts_is_rounded_once_and_once_more_where_it_is_scaled(number,
         assert roundings.max() <= (most + own) * (1 + 1e-6)
 
 
+@pytest.mark.slow
 def test_parts_on_devices_share_the_slack_of_their_device():
     model, batch = built("mlp")
     seen = set()
@@ -145,6 +149,7 @@ def test_parts_on_devices_share_the_slack_of_their_device():
     assert seen == {(3 * size, SIZE) for size in sizes}
 
 
+@pytest.mark.slow
 def test_what_waits_for_the_norms_waits_for_the_checks_of_all_devices():
     """They are not checked in the order of the graph, by which all else would wait for them."""
     model, batch = built("two_tower")

@@ -240,6 +240,7 @@ def test_the_page_tells_of_all_of_it():
     assert told == {**dict.fromkeys(WORKS, "works"), **refused}
 
 
+@pytest.mark.slow
 def test_a_model_that_was_trained_lazily_is_checked_and_read():
     """A sum withholds the rows that it reads: the loss beside it, and what came after, was refused."""
     ids = keras.Input([2], dtype="int32")

@@ -37,6 +37,7 @@ def test_the_two_baselines_make_the_same_steps(workload):
         assert np.any(one != old)
 
 
+@pytest.mark.slow
 def test_a_strategy_for_comparison_is_a_step_that_is_admitted():
     found = contestant("dp-sgd-f", table_sizes=(7,), pooling=1)
     found.step()  # refused, if the strategy had anything written beside the weights

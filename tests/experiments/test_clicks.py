@@ -65,6 +65,7 @@ def test_sums_count_more_only_for_a_gain_and_cross_the_columns_of_most_values():
     assert choices((5000, 4000), lambda counted: len(counted)) == ((0,), (1,)), "too many pairs to count"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("by_users", [False, True])
 def test_private_sums_find_what_decides_within_their_budget(tmp_path, by_users):
     rows = rows_of(np.arange(4000) // (4 if by_users else 1), seed=3)

@@ -91,6 +91,7 @@ def test_alternating_minimisation_finds_groups_without_noise():
     assert (scores[:, :10].mean(axis=1) < scores[:, 10:].mean(axis=1))[groups == 0].mean() > 0.97
 
 
+@pytest.mark.slow
 def test_heads_are_compared_on_the_same_counts(events, tmp_path, capsys):
     out = ["--out", str(tmp_path / "run"), "--sizes", "wide", "1", "2"]
     assert main(["heads", "--data", str(events["pairs"]), "--epsilon", "20", "--seeds", "2", *out]) == 0

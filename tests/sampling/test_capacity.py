@@ -132,6 +132,7 @@ def make_model(plan):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [PoissonSampling, RandomAllocation])
 def test_a_fit_under_a_ledger_on_one_shape_and_the_same_entry_in_the_file(kind, tmp_path):
     sampling = kind(60, 10 if kind is PoissonSampling else 6, unit="row", capacity=28)

@@ -220,6 +220,7 @@ def test_the_middle_of_an_epoch_that_another_model_began_is_refused():
     assert other_plan.accountant.steps == 0 and int(other.optimizer.iterations) == 0
 
 
+@pytest.mark.slow
 def test_a_step_in_the_middle_of_another_iteration_is_refused_at_the_same_place():
     plan, other_plan = make_plan(), None
     other_plan = make_plan(sampling=plan.sampling)
@@ -234,6 +235,7 @@ def test_a_step_in_the_middle_of_another_iteration_is_refused_at_the_same_place(
     assert (plan.accountant.steps, other_plan.accountant.steps) == (STEPS, STEPS)
 
 
+@pytest.mark.slow
 def test_the_next_epoch_of_an_iteration_is_of_the_model_that_begins_it():
     plan = make_plan()
     other_plan = make_plan(sampling=plan.sampling)
@@ -246,6 +248,7 @@ def test_the_next_epoch_of_an_iteration_is_of_the_model_that_begins_it():
     assert (plan.accountant.steps, other_plan.accountant.steps) == (STEPS, STEPS)
 
 
+@pytest.mark.slow
 def test_an_epoch_that_the_gate_refused_does_not_go_on_when_it_opens():
     plan = make_plan()
     model, draws = make_model(plan), iter(plan.batches(fetch))
@@ -261,6 +264,7 @@ def test_an_epoch_that_the_gate_refused_does_not_go_on_when_it_opens():
     assert plan.accountant.steps == STEPS == int(model.optimizer.iterations)
 
 
+@pytest.mark.slow
 def test_an_epoch_whose_first_step_was_refused_does_not_go_on():
     """The gate refuses the first step of a third epoch: none of its later steps is made for nothing."""
     plan = make_plan(2)
@@ -274,6 +278,7 @@ def test_an_epoch_whose_first_step_was_refused_does_not_go_on():
     assert plan.accountant.steps == 2 * STEPS == int(model.optimizer.iterations)
 
 
+@pytest.mark.slow
 def test_a_batch_left_out_and_a_batch_used_twice_are_refused():
     plan = make_plan()
     model = make_model(plan)
@@ -291,6 +296,7 @@ def test_a_batch_left_out_and_a_batch_used_twice_are_refused():
         plan.batches(fetch, position=3)
 
 
+@pytest.mark.slow
 def test_a_budget_is_for_whole_epochs_and_a_fit_says_how_many_were_begun():
     plan = make_plan()
     with pytest.raises(ValueError, match="steps=12 must be whole epochs of 5 steps"):
@@ -309,6 +315,7 @@ def test_a_plan_is_for_whole_epochs():
         tfdp_rec.PrivatePlan(sampling=RandomAllocation(60, 5), noise_multiplier=1.0, delta=1e-3, steps=2)
 
 
+@pytest.mark.slow
 def test_the_least_noise_and_the_most_steps_are_of_whole_epochs():
     sampling = RandomAllocation(1000, 10)
     plan = tfdp_rec.PrivatePlan(sampling=sampling, epsilon=2.0, delta=1e-4, steps=50)
@@ -324,6 +331,7 @@ def test_the_statement_names_the_allocation():
     assert "random allocation: every row is in one of the 5 batches of each epoch" in " ".join(said.split())
 
 
+@pytest.mark.slow
 def test_other_mechanisms_take_it():
     sampling = RandomAllocation(1000, 10)
     two = tfdp_rec.AdaFEST.with_total_noise  # a step of two Gaussians
@@ -366,6 +374,7 @@ def test_rows_of_files_are_once_in_each_epoch_and_somewhere_else_in_the_next(mem
     assert all((x["x"] == x["unit"] % 7).all() for x, _ in found)
 
 
+@pytest.mark.slow
 def test_the_batches_of_rows_are_uniform_and_independent():
     sampling = RandomAllocation(9, 3)
     units = [x["unit"] for x, _ in rows_of(sampling.file_batches(Rows(9)), 3 * 1500)]
@@ -380,6 +389,7 @@ def make_row_model(plan):
     return model
 
 
+@pytest.mark.slow
 def test_a_fit_on_rows_reads_them_once_an_epoch_and_has_the_price_of_units():
     plan, rows = make_plan(), Rows()
     model = make_row_model(plan)
@@ -391,6 +401,7 @@ def test_a_fit_on_rows_reads_them_once_an_epoch_and_has_the_price_of_units():
     assert "every batch carried the proof of its draw" in " ".join(plan.accountant.statement().split())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count, words", [(UNITS + 1, "more rows than num_rows=60"), (UNITS - 1, "fewer rows than")])
 def test_another_number_of_rows_is_refused_before_anything_is_trained_or_paid(count, words, tmp_path):
     plan = make_plan(ledger=tmp_path / "ledger.jsonl")

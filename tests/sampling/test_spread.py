@@ -113,6 +113,7 @@ def data(draw):
     return draw(st.sampled_from(forms)), numbers, batches, ends, draw(st.sampled_from([0, 1, 300, 1000, 3000, 2**28]))
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(data())
 def test_every_batch_has_its_rows_in_their_order_for_any_memory(made):
@@ -282,6 +283,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "end, left",
     [(signal.SIGKILL, 1), pytest.param(signal.SIGINT, 0, marks=pytest.mark.slow)],

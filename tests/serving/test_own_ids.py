@@ -27,6 +27,7 @@ def signatures(exported, tmp_path_factory):
         shutil.move(exported / "away", exported / "servable")
 
 
+@pytest.mark.slow
 def test_an_interruption_leaves_an_older_folder_as_it_was(tmp_path, monkeypatch):
     """Its graph stood beside the new weights and ids, and gave other items."""
     one, other = (
@@ -158,6 +159,7 @@ def test_titles_are_by_the_ids_of_items(recommender, items, tmp_path):
         export(tmp_path / "servable", recommender, items, {1: "One"})
 
 
+@pytest.mark.slow
 def test_titles_may_be_of_other_items(recommender, items, tmp_path):
     """Once all items with a title were forgotten, the others could not be exported."""
     export(tmp_path / "servable", recommender, items, {"gone": "An item that left"})

@@ -128,6 +128,7 @@ def test_a_file_keeps_features(featured, plain, tmp_path):
         np.testing.assert_array_equal(loaded.scores(list(kinds(5))), recommender.scores(list(kinds(5))))
 
 
+@pytest.mark.slow
 @pytest.mark.fast_cases("1.0")
 @pytest.mark.parametrize("recency", [0.0, 1.0])
 def test_the_export_answers_as_python_does(recency, tmp_path, monkeypatch):

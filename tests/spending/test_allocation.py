@@ -65,6 +65,7 @@ def test_both_directions_are_priced_each_by_itself():
             assert exact - 1e-12 <= direction.get_delta_for_epsilon(epsilon) <= exact * 1.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [5, pytest.param(8, marks=pytest.mark.slow)])
 def test_more_steps_by_a_convolution_on_equal_cells(steps):
     """The sum of X_t by plain convolution of cells, rounded down and rounded up: δ lies between."""

@@ -97,6 +97,7 @@ def test_the_best_of_ten_costs_less_than_twice_a_run():
     assert epsilon_of(best_of(run), 1e-6, "rdp") > 1.7  # dp_accounting's way
 
 
+@pytest.mark.slow
 def test_few_more_runs_than_one_cost_hardly_more_than_one():
     run = GaussianDpEvent(2.0)
     alone = epsilon_of(run, 1e-6)

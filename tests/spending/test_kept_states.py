@@ -168,6 +168,7 @@ def test_a_budget_pays_in_the_ledger_of_its_checkpoints(tmp_path):
 # Payments.
 
 
+@pytest.mark.slow
 @pytest.mark.fast_cases("None-5-55")
 @pytest.mark.parametrize(("every", "steps_per_epoch", "left"), [(4, 60, 56), (None, 5, 55)])
 def test_payments_go_no_further_ahead_than_checkpoints_lie_apart(tmp_path, every, steps_per_epoch, left, capsys):

@@ -598,6 +598,7 @@ def test_data_that_act_ahead_of_all_callbacks_are_refused(tmp_path):
     process.accountant.close()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("compiled", [False, True])
 def test_steps_of_a_kept_plan_are_made_in_fit_alone(tmp_path, compiled):
     process = Process(tmp_path)

@@ -126,6 +126,7 @@ def test_a_copied_plan_is_the_plan():
 # What is spent between the price and the step.
 
 
+@pytest.mark.slow
 def test_a_use_in_a_loop_by_hand_leaves_fewer_steps():
     """A compiled step asks no plan: it made all that were left before the use, 2.49 for a plan of 2."""
     plan = plan_of(steps=8)

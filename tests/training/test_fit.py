@@ -208,6 +208,7 @@ def test_a_list_of_callbacks_is_asked_for():
 # Devices.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"microbatch_size": 2}])
 def test_conditionals_that_tensorflow_takes_apart_make_the_same_steps(options, monkeypatch):
     """As it does where there is a GPU, or another device."""

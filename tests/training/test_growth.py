@@ -58,6 +58,7 @@ def accounted(model):
     return accountant
 
 
+@pytest.mark.slow
 @pytest.mark.fast_cases("LazyDPSGD-settings0")
 @pytest.mark.parametrize(
     "kind, settings",
@@ -113,6 +114,7 @@ def test_rows_that_stay_take_their_velocity_along_and_others_are_gone():
     assert not any(np.array_equal(row, other) for row in table(smaller) for other in gone)
 
 
+@pytest.mark.slow
 def test_the_history_goes_along_and_is_counted_once(tmp_path):
     first = trained(steps=3)
     larger = first.grow_into(model_of(MORE))
@@ -165,6 +167,7 @@ def test_a_model_without_privacy_grows_too_and_is_not_compiled():
     assert np.array_equal(table(larger)[:ROWS], table(first)) and larger.optimizer is None
 
 
+@pytest.mark.slow
 def test_what_is_no_growth_is_refused_in_words_before_anything_is_taken():
     first = trained()
     untouched = model_of(MORE)

@@ -494,6 +494,7 @@ def test_a_mechanism_that_adds_noise_at_once_is_refused_beside_one_that_adds_it_
             second.train_on_batch(*BATCHES[0])
 
 
+@pytest.mark.slow
 def test_a_mechanism_that_no_model_is_compiled_with_any_more_is_beside_nothing():
     table = keras.layers.Embedding(ROWS, 3, name="items")
     models = [sharing(table, seed, eager=True) for seed in (1, 2)]

@@ -134,6 +134,7 @@ def test_the_model_holds_the_counts_and_so_does_what_is_exported(tmp_path):
     np.testing.assert_allclose(logit(loaded, (USER[:99], ITEM[:99])), whole, atol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("activation", [None, "softmax"])
 def test_classes_begin_at_their_shares(activation):
     private = private_of(of_classes(activation), (ITEM, KINDS), epsilon=20.0, accountant="pld")
@@ -160,6 +161,7 @@ def test_units_that_choose_are_neither_trained_on_nor_counted(monkeypatch):
     assert len(seen) > 150 and seen <= set(trained)
 
 
+@pytest.mark.slow
 def test_what_training_found_stays_and_what_is_noise_goes():
     taste = (RNG.random(ROWS) < np.where((USER + ITEM) % 2, 0.95, 0.05)).astype("float32")
     useful = private_of(of_clicks(), ((USER, ITEM), taste), epsilon=19.0, epochs=40, learning_rate=10.0)
@@ -281,6 +283,7 @@ def test_an_id_outside_a_table_fails_before_anything_is_counted(monkeypatch):
         private_of(of_clicks(), ((USER, with_one(ITEM, ITEMS)), CLICKS))
 
 
+@pytest.mark.slow
 def test_earlier_steps_on_the_same_weights_count():
     model = of_clicks()
     with pytest.warns(UserWarning, match="trained before"):

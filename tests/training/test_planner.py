@@ -139,6 +139,7 @@ def test_three_are_shown_where_there_are_three():
     assert [each.seconds for each in choose(near)] == [8]
 
 
+@pytest.mark.slow
 def test_shapes_alone_are_looked_at_and_steps_are_timed_on_made_up_rows(few):
     rows = [np.zeros(UNITS, "int32").view(Private)] * 2, np.zeros([UNITS, 1], "float32").view(Private)
     model = click_model()

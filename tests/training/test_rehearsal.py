@@ -149,6 +149,7 @@ class Stop(Exception):
     pass
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("batch_size", "taken"), [(500, 500), (4_096, 1_024)])
 def test_noise_is_in_proportion_to_the_batch(batch_size, taken):
     n = 6_000
@@ -180,6 +181,7 @@ def test_the_settings_are_those_of_the_training():
     assert private.model.optimizer.dense_optimizer is dense and new.optimizer.dense_optimizer is not dense
 
 
+@pytest.mark.slow
 def test_little_noise_learns_and_much_does_not(capsys):
     settings = {"batch_size": 500, "epochs": 40}
     with pytest.warns(UserWarning, match="epsilon"):
@@ -190,6 +192,7 @@ def test_little_noise_learns_and_much_does_not(capsys):
     assert not lost.learns and lost.share < 0.3 and str(lost).endswith("These settings learn little.")
 
 
+@pytest.mark.slow
 def test_classes_are_rehearsed():
     history = keras.Input([4], dtype="int32")
     pooled = L.GlobalAveragePooling1D()(L.Embedding(21, 8)(history))
@@ -231,6 +234,7 @@ def test_other_models_are_told_what_a_rehearsal_is_for():
         private_of(tags, ids, np.zeros([N, 3], "float32")).rehearse()
 
 
+@pytest.mark.slow
 def test_fit_names_it_where_settings_reach_little(capsys):
     private = pair(epochs=1, batch_size=20)
     private.fit(verbose=2)
@@ -302,6 +306,7 @@ def a_metric(true, predicted):
     return true
 
 
+@pytest.mark.slow
 def test_metrics_are_left_alone_and_settings_are_taken():
     area = keras.metrics.AUC()
     area.update_state([0, 1], [0.2, 0.8])
@@ -316,6 +321,7 @@ def test_metrics_are_left_alone_and_settings_are_taken():
     assert all(map(np.array_equal, seen, [v.numpy() for v in area.variables]))
 
 
+@pytest.mark.slow
 def test_users_have_several_rows():
     n = 4_000
     private = private_of(

@@ -59,6 +59,7 @@ def three_runs(monkeypatch):
     monkeypatch.setattr(tuning, "uniform_numbers", lambda count, below: np.array([1, 2, 0])[:count] % below)
 
 
+@pytest.mark.slow
 def test_the_best_model_tells_the_price_of_all(tmp_path):
     noises = []
 
@@ -102,6 +103,7 @@ def test_a_score_that_costs_little_leaves_more_for_the_training(monkeypatch):
     assert noises[1] < noises[0]
 
 
+@pytest.mark.slow
 def test_the_best_one_trains_no_further_step_at_its_plan():
     found = tune()
     plan = found.model.optimizer.plan
@@ -223,6 +225,7 @@ def test_a_score_that_uses_the_data_is_refused(score, said):
         tune(score=score)
 
 
+@pytest.mark.slow
 def test_the_model_of_an_earlier_run_is_refused_also_if_that_was_not_the_best():
     kept = []
 
@@ -237,6 +240,7 @@ def test_the_model_of_an_earlier_run_is_refused_also_if_that_was_not_the_best():
     assert len(kept) == 2
 
 
+@pytest.mark.slow
 def test_the_best_one_does_not_tell_how_many_came_before_or_after(tmp_path):
     base, names = object_numbers(), []
     for best in (0.5, 0.25):  # the first, and the last
@@ -253,6 +257,7 @@ def test_the_best_one_does_not_tell_how_many_came_before_or_after(tmp_path):
     assert names[0] == names[1]
 
 
+@pytest.mark.slow
 def test_a_folder_is_for_its_owner_and_for_one_search_at_a_time(tmp_path):
     (tmp_path / "search").mkdir(mode=0o755)
 
@@ -267,6 +272,7 @@ def test_a_folder_is_for_its_owner_and_for_one_search_at_a_time(tmp_path):
     assert tune(run=train, folder=tmp_path / "other").settings == {"learning_rate": 1.0}
 
 
+@pytest.mark.slow
 def test_of_copies_of_a_search_one_gives_a_model(tmp_path):
     made = []
 
@@ -322,6 +328,7 @@ def test_what_cannot_be_is_refused_before_the_first_training(options, said):
         tune(run, **options)
 
 
+@pytest.mark.slow
 def test_a_search_goes_on_after_a_crash(tmp_path):
     made = []
 
@@ -347,6 +354,7 @@ def test_a_search_goes_on_after_a_crash(tmp_path):
     assert len(list(folder.glob("*.keras"))) == 1
 
 
+@pytest.mark.slow
 def test_make_private_takes_a_plan():
     def run(plan, learning_rate):
         private = tfdp_rec.make_private(build(), (IDS, IDS[:, None] / 6.0), plan=plan, learning_rate=learning_rate)
