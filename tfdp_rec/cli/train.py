@@ -8,7 +8,7 @@ r"""`tfdp-rec train`: a log of one's own, MovieLens files or generated timelines
   tfdp-rec train --confidential               the main job, and others beside it
   tfdp-rec train --mechanism spectral         private sums alone
   tfdp-rec train --mechanism upon-sums        a model trained upon private sums
-  tfdp-rec train --mechanism auto             it or the sums, by a private choice
+  tfdp-rec train --mechanism auto             one of these two, by a choice
   tfdp-rec train --mechanism lazydpsgd --epsilon 4
   tfdp-rec train --export lazydpsgd           all, and the two-tower is released
   tfdp-rec train --sampling shuffled          users in one order: LazyDPFTRL
