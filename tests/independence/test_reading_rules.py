@@ -290,9 +290,9 @@ def test_noise_of_the_process_is_refused(draw):
 
 
 def test_an_unknown_operation_is_named():
-    values, _, walk = claims(lambda x: tf.raw_ops.Fingerprint(data=tf.cast(x, tf.uint8), method="farmhash64"), X)
+    values, _, walk = claims(tf.math.lgamma, X)
     assert values[0].reason == "unknown"
-    assert walk.reading.without_rule == {"Fingerprint"}
+    assert walk.reading.without_rule == {"Lgamma"}
 
 
 def test_every_rule_is_for_an_operation_that_exists():
