@@ -8,7 +8,7 @@ from helpers import Scored
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
-from tfdp_rec.core.ground.graph_checks import depend_on, require
+from tfdp_rec.core.ground.graph_checks import depend_on, require, require_all
 from tfdp_rec.privacy import Accountant, PoissonSampling
 
 UNITS, BATCH = 60, 10
@@ -32,6 +32,18 @@ def rewriting(request, monkeypatch):
     tf.config.optimizer.set_experimental_options(REWRITING[request.param])
     yield
     tf.config.optimizer.set_experimental_options({**dict.fromkeys(REWRITING[request.param], False), **before})
+
+
+@pytest.mark.parametrize("wrong", [0, 1, 2])
+def test_each_condition_of_a_joint_check_fails_with_its_own_sentence(wrong):
+    @tf.function(autograph=False)
+    def run(met):
+        checks = [(met[number] | tf.fill([2], False), f"sentence {number}") for number in range(3)]
+        return depend_on(tf.constant(1.0), require_all(*checks))
+
+    assert run(tf.constant([True] * 3)) == 1
+    with pytest.raises(tf.errors.InvalidArgumentError, match=f"sentence {wrong}"):
+        run(tf.constant([number != wrong for number in range(3)]))
 
 
 def test_what_waits_for_a_check_is_not_done_without_it(rewriting):

@@ -205,7 +205,8 @@ def test_a_run_pays_for_sums_a_choice_and_steps_and_one_of_two_leaves(tmp_path, 
     ledger = read(run / "release" / "ledger.jsonl")
     labels = [label for label, _ in itertools.groupby(paid.label for paid in ledger.paid)]
     assert labels == [
-        "private vocabulary", "private sums to better by training", "comparison on held-out units", "training"
+        "private vocabulary", "private sums to better by training", "metrics of held-out units",
+        "comparison on held-out units", "training",
     ]  # fmt: skip
     spent = ledger.epsilon(1e-6)
     assert 7.9 < spent <= 8.0 and checked(run / "release" / "ledger.jsonl", 1e-6, tmp_path) == pytest.approx(
