@@ -159,7 +159,8 @@ def test_its_scores_are_what_an_audit_takes():
 
 @pytest.mark.parametrize("change, words", [
     ({"members": []}, "neither empty"), ({"others": np.arange(299, 600)}, "different units"),
-    ({"members": [1, 1]}, "different units"), ({"rates": (0.0,)}, "rates"), ({"confidence": 1.0}, "confidence"),
+    ({"members": [1, 1]}, "different units"),
+    ({"members": [1.5]}, "whole numbers"), ({"rates": (0.0,)}, "rates"), ({"confidence": 1.0}, "confidence"),
     ({"num_shadows": 5}, "num_shadows"), ({"num_shadows": 2}, "num_shadows"),
 ])  # fmt: skip
 def test_wrong_arguments_are_refused(change, words):

@@ -108,10 +108,10 @@ def attack_membership(
         >>> print(found["loss"].auc)
         1.000 (0.929 to 1.000), at most 1.000
     """
-    inside, outside = np.asarray(members, np.int64), np.asarray(others, np.int64)
+    inside, outside = np.asarray(members), np.asarray(others)
     units = np.concatenate([inside, outside])
-    if not inside.size or not outside.size or np.unique(units).size < units.size:
-        raise ValueError("members and others must be lists of different units, neither empty.")
+    if units.dtype.kind not in "iu" or not inside.size or not outside.size or np.unique(units).size < units.size:
+        raise ValueError("members and others must be lists of different units, whole numbers, neither empty.")
     if not all(0 < rate < 1 for rate in (*rates, confidence)):
         raise ValueError(f"rates and confidence must lie strictly between 0 and 1, got {list(rates)}, {confidence}.")
     if num_shadows < 4 or num_shadows % 2:

@@ -56,7 +56,7 @@ def write_page(run: Path) -> Path:
     losses = np.mean([_ranks(ask, *each, min(_DEEPEST, log.num_items)) for each in asked], axis=0)
     inside, outside = np.flatnonzero(there[:members]), members + np.flatnonzero(there[members:])
     if not len(inside) or not len(outside):
-        raise ValueError("The users of one side have no two items each: there is nobody to compare.")
+        raise ValueError("No training user, or no held-out user, has two different items: the attack needs both.")
     found = attack_membership(losses.__getitem__, inside, outside, limit=limit)["loss"]
     named = {f"named, at {rate:.0%} of the others": reached for rate, reached in found.true_positives.items()}
     rows = "".join(
@@ -71,7 +71,7 @@ def _reopen(run: Path) -> tuple[Interactions, Users, Ask]:
     """The log of a finished run with its items, the users' split, and what was released."""
     config = json.loads(find(run, CONFIG).read_text(encoding="utf-8"))
     settings = JobSettings.from_config(config)
-    # Nothing else decides who is tested on; of no mechanism no sampling is asked for.
+    # Of all mechanisms `auto` alone changes which users are tested on; the others would ask for a sampling.
     settings = dataclasses.replace(settings, mechanism=tuple({names.auto.name}.intersection(settings.mechanism)))
     if settings.days > 1 or settings.engine:
         raise ValueError("A run of several days or on Spark is not attacked: its log is elsewhere or of one day.")

@@ -6,7 +6,9 @@ operations that produce them. The pruned function is mapped over the dataset, ah
 
     batches b_1, b_2, …, b_n   ->   (b_1, ids(b_2)), (b_2, ids(b_3)), …, (b_n, nothing)
 
-Correctness does not depend on it: rows that it does not announce are settled when they are read.
+Privacy does not depend on it: rows that it does not announce are settled when they are read. A step takes the ids of
+its own batch from the same graph, if nothing is drawn in it; if the loss then reads other rows that owe noise, the step
+fails.
 """
 
 from __future__ import annotations

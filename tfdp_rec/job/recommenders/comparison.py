@@ -8,8 +8,8 @@ The compared users are a quarter of those held out, by a hash of their ids: no s
 So the sums are of as many users as alone, and their noise is 1% larger: that is what a training that does not gain has
 cost. An example is chosen by its user's own rows and a hash of the own id: no user moves another's value.
 
-**After a kill.** That the users are about to be asked stands in the ledger before they are, and the choice before
-anything hangs on it. Where the first stands there without the second the sums leave: nobody is asked twice.
+**After a kill.** The ledger has a note before the users are asked, and another with the choice before anything depends
+on it. If it has the first and not the second, the sums are released, and no user is asked again.
 
 **When training can gain** (`_LEAST_USERS`): what it learns grows with n/σ, n the users and σ the noise of one release
 of the whole budget. docs/sequences.md has what was measured.
