@@ -126,10 +126,11 @@ def _lazy_parts(optimizer: LazyDPSGD, element: LookAhead) -> dict[str, Callable[
         Request(t.number, distinct[path], t.width, tf.ones([tf.size(distinct[path]), 1]))
         for path, t in tables.items()
     ]
-    now, gradient = tf.constant(0, tf.int64), {p: tf.IndexedSlices(values[p], distinct[p]) for p in tables}
+    marks, now = optimizer.debts.marks, tf.constant(0, tf.int64)
+    gradient = {p: tf.IndexedSlices(values[p], distinct[p]) for p in tables}
     return {
         "de-duplication": lambda: [tf.unique(element.upcoming[path])[0] for path in tables],
-        "reading marks": lambda: [optimizer.debts.marks.read_marks(path, ids) for path, ids in distinct.items()],
+        "reading marks": lambda: marks.read_marks(marks.find_places(distinct)),
         "sampling": lambda: optimizer.noise.draw(requests, now),
         "noise to rows": lambda: [
             t.write(distinct[p], (t.read(distinct[p])[0] - values[p],)) for p, t in tables.items()

@@ -116,7 +116,7 @@ def test_a_release_that_a_row_owes_after_leaves_the_maps():
     before = history.table.numpy()
     marks = RowMarks([], {"table": 2}, start=0)
     marks.histories, now = [history], tf.constant(NOW, tf.int64)
-    marks.mark({"table": tf.constant([0], tf.int64)}, now)
+    marks.mark(tf.constant([0], tf.int64), now)
     marks.begin_totals(now)
     np.testing.assert_array_equal(history.table, before)
 

@@ -82,7 +82,7 @@ def pay(kind, since, draws, scale=1.0, shared=False, forgotten=0, start=(0.0, 0.
         def draw(self, requests, step):
             return [request.answer(unit(request.draws)) for request in requests]
 
-    ((weight, *velocity),) = kind.settle_rows([Debt(0, ids, rows, since, now)], history, Source(), NO_GRID, by_mark)
+    ((weight, *velocity),) = kind.settle_rows([Debt(0, ids, rows)], since, now, history, Source(), NO_GRID, by_mark)
     velocity = velocity[0] if velocity else tf.zeros_like(weight)
     return np.asarray(weight, np.float64), np.asarray(velocity, np.float64)
 
@@ -278,13 +278,14 @@ def test_after_a_release_no_noise_is_lost_in_the_totals_of_earlier_steps(momentu
 def test_rows_of_several_tables_owe_what_each_owes_alone(recursion, sizes):
     """The debts of all tables are found together, in one draw. The source is a function of table and row."""
     kind, noise, now = choose_pending(recursion, True), KeyedNoise(3), tf.constant(len(RATES), tf.int64)
-    history, rng, debts = history_of(kind), np.random.default_rng(0), []
+    history, rng, debts, marks = history_of(kind), np.random.default_rng(0), [], []
     for number, size in enumerate(sizes):
         state = tuple(tf.constant(rng.normal(size=[size, 4]), tf.float32) for _ in range(1 + recursion.has_velocity))
-        ids, since = tf.range(size, dtype=tf.int64), tf.constant(rng.integers(0, len(RATES), size) * (1 - number % 2))
-        debts.append(Debt(number, ids, state, since, now))
-    for debt, together in zip(debts, kind.settle_rows(debts, history, noise, NO_GRID), strict=True):
-        (alone,) = kind.settle_rows([debt], history, noise, NO_GRID)
+        debts.append(Debt(number, tf.range(size, dtype=tf.int64), state))
+        marks.append(tf.constant(rng.integers(0, len(RATES), size) * (1 - number % 2)))
+    settled = kind.settle_rows(debts, tf.concat(marks, axis=0), now, history, noise, NO_GRID)
+    for debt, since, together in zip(debts, marks, settled, strict=True):
+        (alone,) = kind.settle_rows([debt], since, now, history, noise, NO_GRID)
         for one, other in zip(alone, together, strict=True):
             np.testing.assert_array_equal(one, other)
 
@@ -296,7 +297,7 @@ def test_totals_stay_while_a_row_owes():
     for row in range(3):
         marks.begin_totals(marks.now())
         assert history.look_up(1).numpy().tolist() == [0.5, 4.0] and float(marks.largest) == 0.5
-        marks.mark({"table": tf.constant([row], tf.int64)}, tf.constant(1, tf.int64))
+        marks.mark(tf.constant([row], tf.int64), tf.constant(1, tf.int64))
     marks.begin_totals(marks.now())
     assert history.look_up(1).numpy().tolist() == [0.0, 0.0] and float(marks.largest) == 0.0
 
@@ -309,14 +310,15 @@ def test_marks_of_several_tables_are_those_of_each():
     for now in range(1, 20):
         paths = rng.permutation(list(sizes))[: rng.integers(0, 5)]
         rows = {path: rng.permutation(sizes[path])[: rng.integers(0, sizes[path] + 1)] for path in paths}
-        ids = {path: tf.constant(own, tf.int64) for path, own in rows.items()}
-        owing = marks.owe_noise(ids, tf.constant(now // 2, tf.int64)).numpy()
+        places = marks.find_places({path: tf.constant(own, tf.int64) for path, own in rows.items()})
+        owing = marks.owe_noise(places, tf.constant(now // 2, tf.int64)).numpy()
         assert owing.tolist() == [expected[path][row] < now // 2 for path, own in rows.items() for row in own]
-        marks.mark(ids, tf.constant(now, tf.int64))
+        marks.mark(places, tf.constant(now, tf.int64))
         for path, own in rows.items():
             expected[path][own] = now
         for path, size in sizes.items():
-            np.testing.assert_array_equal(marks.read_marks(path, tf.range(size, dtype=tf.int64)), expected[path])
+            places = marks.find_places({path: tf.range(size, dtype=tf.int64)})
+            np.testing.assert_array_equal(marks.read_marks(places), expected[path])
 
 
 # The whole optimizer: every row of a table, whichever way it came to be settled.
@@ -394,8 +396,7 @@ class ForgetsTheLastStep(LazyDPSGD):
 
 class MarkedBeforePaid(RowDebts):
     def settle_rows(self, rows, now, by_mark=None):
-        for path, ids in rows.items():
-            self.marks.mark({path: ids}, now)
+        self.marks.mark(self.marks.find_places(rows), now)
         super().settle_rows(rows, now, by_mark)
 
 

@@ -127,7 +127,8 @@ class LazyDPSGD(PrivateOptimizer):
             with run_after(others):
                 written += self.tables[path].write(ids, made)
         with run_after(written):
-            self.debts.marks.mark({path: request.rows for path, request in wanted}, now)
+            marks = self.debts.marks
+            marks.mark(marks.find_places({path: request.rows for path, request in wanted}), now)
 
     # Release.
 

@@ -91,16 +91,13 @@ class History:
 
 @dataclasses.dataclass(frozen=True)
 class Debt:
-    """Distinct rows of one table that owe noise for the steps from `since` to `now`."""
+    """Distinct rows of one table that owe noise."""
 
-    # `ids` int64 `[n]`, their `rows` of weights and velocities, `since` the steps they were settled at; `table` is the
-    # number that the noise source knows.
+    # `ids` int64 `[n]`, their `rows` of weights and velocities; `table` is the number that the noise source knows.
 
     table: int
     ids: tf.Tensor
     rows: Rows
-    since: tf.Tensor
-    now: tf.Tensor
 
     def noise(
         self, stddev: tf.Tensor | None = None, onto: tuple[tf.Tensor, ...] = (), grid: tf.Tensor | None = None
@@ -145,9 +142,20 @@ class Pending(abc.ABC):
 
     @abc.abstractmethod
     def settle_rows(
-        self, debts: Sequence[Debt], history: History, source: NoiseSource, grid: tf.Tensor, by_mark: Owed | None = None
+        self, debts: Sequence[Debt], since: tf.Tensor, now: tf.Tensor, history: History, source: NoiseSource,
+        grid: tf.Tensor, by_mark: Owed | None = None,
     ) -> list[Rows]:
-        """The rows of each debt as they stand at `now`, from one draw where possible; `by_mark`: the debts by mark."""
+        """The rows of each debt as they stand at `now`, from one draw where possible.
+
+        Args:
+            debts: Rows of some tables.
+            since: The steps they were settled at, those of each debt after another's.
+            now: The step that they are settled at.
+            history: The totals.
+            source: Where noise comes from.
+            grid: Step of the grid that they are rounded to.
+            by_mark: What rows owe by their marks, if that is known.
+        """
 
     def find_debt_by_mark(self, now: tf.Tensor, history: History) -> Owed | None:
         """Debt of a row by its mark; None where it is computed row by row."""
@@ -166,12 +174,12 @@ class Aggregated(Pending):
         """The rows after Gaussians `[n, draws, width]` of the standard deviations owed, in float64; see `step_on`."""
 
     def settle_rows(
-        self, debts: Sequence[Debt], history: History, source: NoiseSource, grid: tf.Tensor, by_mark: Owed | None = None
+        self, debts: Sequence[Debt], since: tf.Tensor, now: tf.Tensor, history: History, source: NoiseSource,
+        grid: tf.Tensor, by_mark: Owed | None = None,
     ) -> list[Rows]:
         # Found for the rows of all tables at once: a step has many tables, and a table few rows.
-        every, now = tf.concat([debt.since for debt in debts], axis=0), debts[0].now
-        due = by_mark.of(every) if by_mark else self.find_debt(every, now, history)
-        owed = due.split([tf.size(debt.since) for debt in debts])
+        due = by_mark.of(since) if by_mark else self.find_debt(since, now, history)
+        owed = due.split([tf.size(debt.ids) for debt in debts])
         if not due.coefficients:  # one Gaussian, added to the weight
             asked = [debt.noise(each.stddev, (debt.rows[0],), grid) for debt, each in zip(debts, owed)]
             return [(weight,) for weight in source.noisy(asked, now)]
@@ -262,11 +270,16 @@ class Replayed(Pending):
         return tf.stack([learning_rate, stddev])
 
     def settle_rows(
-        self, debts: Sequence[Debt], history: History, source: NoiseSource, grid: tf.Tensor, by_mark: Owed | None = None
+        self, debts: Sequence[Debt], since: tf.Tensor, now: tf.Tensor, history: History, source: NoiseSource,
+        grid: tf.Tensor, by_mark: Owed | None = None,
     ) -> list[Rows]:
-        return [weights_on(grid, self._replay(debt, history, source, grid)) for debt in debts]
+        marks = tf.split(since, [tf.size(debt.ids) for debt in debts], num=len(debts))
+        made = (self._replay(debt, own, now, history, source, grid) for debt, own in zip(debts, marks))
+        return [weights_on(grid, rows) for rows in made]
 
-    def _replay(self, debt: Debt, history: History, source: NoiseSource, grid: tf.Tensor) -> Rows:
+    def _replay(
+        self, debt: Debt, since: tf.Tensor, now: tf.Tensor, history: History, source: NoiseSource, grid: tf.Tensor
+    ) -> Rows:
         own = 1 + self.recursion.has_velocity  # before the buffers
 
         def body(step: tf.Tensor, *rows: tf.Tensor) -> tuple[tf.Tensor, ...]:
@@ -275,11 +288,11 @@ class Replayed(Pending):
             # All rows draw, also those that owe less: noise of a step must not depend on which other rows are settled.
             noise, buffers = self._strategy.next_noise(source.draw([debt.noise()], step)[0][:, 0], rows[own:])
             made = (*step_on(grid, self.recursion, rows[:own], -eta * stddev * noise, eta), *buffers)
-            due = (debt.since <= step)[:, None]
+            due = (since <= step)[:, None]
             return step + 1, *(tf.where(due, new, old) for new, old in zip(made, rows, strict=True))
 
-        first = tf.reduce_min(tf.concat([debt.since, debt.now[None]], axis=0))
-        return tf.while_loop(lambda step, *_: step < debt.now, body, (first, *debt.wide), parallel_iterations=1)[1:]
+        first = tf.reduce_min(tf.concat([since, now[None]], axis=0))
+        return tf.while_loop(lambda step, *_: step < now, body, (first, *debt.wide), parallel_iterations=1)[1:]
 
 
 def step_on(grid: tf.Tensor, recursion: Recursion, rows: Rows, move: tf.Tensor, learning_rate: Scalar) -> Rows:
@@ -358,9 +371,9 @@ class RowMarks:
         steps = tf.constant(np.diff(first, prepend=0), tf.int64)
         return tf.concat(ids, axis=0) + tf.cumsum(tf.scatter_nd(begin, steps, end))[:-1]
 
-    def read_marks(self, path: str, ids: tf.Tensor) -> tf.Tensor:
-        """The steps that rows were settled at, int64."""
-        return tf.gather(self.marks, self.find_places({path: ids}))
+    def read_marks(self, places: tf.Tensor) -> tf.Tensor:
+        """The steps that the rows of some places were settled at, int64."""
+        return tf.gather(self.marks, places)
 
     @property
     def grid(self) -> tf.Tensor:
@@ -383,15 +396,15 @@ class RowMarks:
         for history in self.histories:
             history.begin(now, settled)
 
-    def mark(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor) -> Operations:
-        """Rows, by table path, are settled at `now`."""
-        return scatter("Update", self.marks, self.find_places(rows), now)
+    def mark(self, places: tf.Tensor, now: tf.Tensor) -> Operations:
+        """The rows of some places are settled at `now`."""
+        return scatter("Update", self.marks, places, now)
 
-    def owe_noise(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor) -> tf.Tensor:
-        """Whether rows, by table path, owe noise of a step before `now`; those of each table after another's.
+    def owe_noise(self, places: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
+        """Whether the rows of some places owe noise of a step before `now`.
 
-        Ids may be outside a table, which the read refuses.
+        Places may be outside, of ids that the read refuses.
         """
         least, most = tf.constant(0, tf.int64), tf.constant(self.marks.shape[0] - 1, tf.int64)
-        places = tf.raw_ops.ClipByValue(t=self.find_places(rows), clip_value_min=least, clip_value_max=most)
-        return tf.gather(self.marks, places) < now
+        inside = tf.raw_ops.ClipByValue(t=places, clip_value_min=least, clip_value_max=most)
+        return self.read_marks(inside) < now

@@ -15,12 +15,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdp_rec.core.ground.branches import choose
-from tfdp_rec.core.ground.graph_checks import Check
+from tfdp_rec.core.ground.graph_checks import HOST, Check
 from tfdp_rec.core.mechanism.base import Step
 from tfdp_rec.core.mechanism.pending import Debt, History, Owed, Pending, RowMarks, choose_pending
 from tfdp_rec.core.mechanism.rules import Recursion, Rows
 from tfdp_rec.core.mechanism.tables import Operations, Table, recursion_of, run_after
 from tfdp_rec.core.mechanism.weight_bound import WeightBound, is_scheduled
+from tfdp_rec.core.sensitivity.float_sums import split_whole
 
 
 class Account(NamedTuple):
@@ -61,20 +62,21 @@ class RowDebts:
 
     def settle_rows(self, rows: Mapping[str, tf.Tensor], now: tf.Tensor, by_mark: Owed | None = None) -> None:
         """Gives distinct rows, by table path, the noise owed up to `now`: one draw for all tables that decay alike."""
-        debts: dict[Recursion, dict[str, Debt]] = {}
+        alike: dict[Recursion, dict[str, tf.Tensor]] = {}
         for path, ids in rows.items():
-            table = self.tables[path]
-            since = self.marks.read_marks(path, ids)
-            debt = Debt(table.number, ids, self.read_rows(table, ids), since, now)
-            debts.setdefault(recursion_of(table), {})[path] = debt
-        for recursion, several in debts.items():
+            alike.setdefault(recursion_of(self.tables[path]), {})[path] = ids
+        for recursion, several in alike.items():
             way, history = self.accounts[recursion]
-            settled = way.settle_rows(list(several.values()), history, self.optimizer.noise, self.marks.grid, by_mark)
+            tables, places = [self.tables[path] for path in several], self.marks.find_places(several)
+            since, source, grid = self.marks.read_marks(places), self.optimizer.noise, self.marks.grid
+            pairs = list(zip(tables, several.values(), strict=True))
+            debts = [Debt(table.number, ids, self.read_rows(table, ids)) for table, ids in pairs]
+            settled = way.settle_rows(debts, since, now, history, source, grid, by_mark)
             written: Operations = []
-            for (path, debt), values in zip(several.items(), settled):
-                written += self.write_rows(self.tables[path], debt.ids, values)
+            for (table, ids), values in zip(pairs, settled, strict=True):
+                written += self.write_rows(table, ids, values)
             with run_after(written):
-                self.marks.mark({path: debt.ids for path, debt in several.items()}, now)
+                self.marks.mark(places, now)
 
     def read_rows(self, table: Table, ids: tf.Tensor) -> Rows:
         """All of some rows that settling brings up to date."""
@@ -91,16 +93,15 @@ class RowDebts:
         now, owing = self.marks.now(), self.owe_noise(rows)
 
         def settle() -> tf.Tensor:
-            parts = tf.split(owing, [tf.size(ids) for ids in rows.values()])
-            owed = zip(rows, map(self.admit_ids, rows, rows.values()), parts, strict=True)
-            self.settle_rows({path: _distinct(ids, part) for path, ids, part in owed}, now)
+            self._settle_owing(rows, owing, now)
             return tf.constant(True)
 
         choose(tf.reduce_any(owing), settle, lambda: tf.constant(False))
 
     def owe_noise(self, rows: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Whether rows, by table path, owe noise; those of each table after another's."""
-        return self.marks.owe_noise({path: _flat(ids) for path, ids in rows.items()}, self.marks.now())
+        places = self.marks.find_places({path: _flat(ids) for path, ids in rows.items()})
+        return self.marks.owe_noise(places, self.marks.now())
 
     def admit_ids(self, path: str, ids: tf.Tensor) -> tf.Tensor:
         """Ids in one row, the nearest for an id outside the table, as the read has it, which refuses it."""
@@ -109,13 +110,21 @@ class RowDebts:
 
     def settle_upcoming(self, upcoming: Mapping[str, tf.Tensor], now: tf.Tensor) -> None:
         """Settles the distinct rows of tables that owe noise among announced ids."""
-        owing = {}
-        for path, ids in upcoming.items():
-            if path in self.tables:
-                ids = self.admit_ids(path, ids)
-                # Rows that this step has touched owe nothing: where some rows are read often, these are most.
-                owing[path] = _distinct(ids, self.marks.owe_noise({path: ids}, now))
-        self.settle_rows(owing, now)
+        with tf.device(HOST):  # where a batch comes from
+            rows = {path: _flat(ids) for path, ids in upcoming.items() if path in self.tables}
+            places = self.marks.find_places(rows)
+        if rows:
+            self._settle_owing(rows, self.marks.owe_noise(places, now), now)
+
+    def _settle_owing(self, rows: Mapping[str, tf.Tensor], owing: tf.Tensor, now: tf.Tensor) -> None:
+        """Settles the distinct ones of those rows, by table path, that owe noise."""
+        # Rows that a step has touched owe nothing: where some rows are read often, these are most. Ids come from the
+        # host, where distinct ones are found faster than on a GPU, table by table.
+        with tf.device(HOST):
+            parts = tf.split(owing, [tf.size(ids) for ids in rows.values()], num=len(rows))
+            owed = [_distinct(*each) for each in zip(map(self.admit_ids, rows, rows.values()), parts, strict=True)]
+            together, sizes = tf.concat(owed, axis=0), [tf.size(ids) for ids in owed]
+        self.settle_rows(dict(zip(rows, split_whole(together, sizes), strict=True)), now)
 
     def settle(self) -> None:
         """Pays what every row of every table owes, in chunks whose memory does not grow with the table."""

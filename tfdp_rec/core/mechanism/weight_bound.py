@@ -19,13 +19,14 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp_rec.core.ground.branches import choose
 from tfdp_rec.core.ground.graph_checks import Check
 from tfdp_rec.core.ground.keras_internals import learning_rate_of
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import find_withheld, largest_of
 from tfdp_rec.core.mechanism.base import Step
 from tfdp_rec.core.mechanism.pending import RowMarks
-from tfdp_rec.core.mechanism.tables import NO_OWNER, Operations, assign
+from tfdp_rec.core.mechanism.tables import NO_OWNER, Operations, assign, run_after
 
 
 class WeightBound:
@@ -83,10 +84,18 @@ class WeightBound:
 
     def count(self, step: Step) -> Operations:
         """Raises the bound to that of a step, and counts it if tables leave it out."""
-        size = self._find_within(step) / _GROWTH
-        raised = [done for each in self.sizes for done in assign(each, size)]
+        size, sizes = self._find_within(step) / _GROWTH, self.sizes
+
+        def raise_all() -> tf.Tensor:
+            for each in sizes:
+                each.assign(size)
+            return tf.constant(True)
+
+        least = tf.reduce_min(tf.stack([each.read_value() for each in sizes]))
+        raised = choose(~(least >= size), raise_all, lambda: tf.constant(False))  # in few steps
         is_left_out = tf.cast((step.pace == 0) & (step.learning_rate != 0), tf.int64)
-        return raised + assign(self._left_out, self._left_out + is_left_out)
+        with run_after([raised]):
+            return assign(self._left_out, self._left_out + is_left_out)
 
     def limit(self, step: Step) -> tf.Tensor:
         """What no move of a step takes a weight past, float32 (`meeting.within`)."""

@@ -239,8 +239,12 @@ def _cells(places: Sequence[tf.Tensor], several: Sequence[Terms]) -> list[tf.Ten
     zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)  # others would be cast on a GPU
     terms = {id(own.weights): tf.range(zero, tf.size(own.weights, tf.int64), one) for own in several}
     cells = tf.stack([tf.concat(places, 0), tf.concat([terms[id(own.weights)] for own in several], 0)], axis=1)
-    sizes = [tf.size(place) for place in places]
-    parts = tf.split(tf.bitcast(cells, tf.float64), sizes, num=len(sizes))  # a GPU splits no int64 numbers
+    return split_whole(cells, [tf.size(place) for place in places])
+
+
+def split_whole(numbers: tf.Tensor, sizes: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """int64 numbers in runs of these sizes."""
+    parts = tf.split(tf.bitcast(numbers, tf.float64), sizes, num=len(sizes))  # a GPU splits no int64 numbers
     return [tf.bitcast(part, tf.int64) for part in parts]
 
 

@@ -199,12 +199,13 @@ def _rows_by(sample: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     ) -> tf.Tensor:
         pairs = (width + 1) // 2
         total = tf.size(scale, tf.int64)
-        room = -(-tf.cast(_bucket(tf.maximum(total, 1) * pairs), tf.int64) // pairs)
-        rest = tf.zeros([room - total, width])
+        with tf.device(HOST):
+            left = -(-tf.cast(_bucket(tf.maximum(total, 1) * pairs), tf.int64) // pairs) - total
+        rest = tf.zeros([left, width])
         padded = [tf.concat([*parts, rest], axis=0) for parts in onto]
         if width % 2:
             padded = [tf.pad(x, [[0, 0], [0, 1]]) for x in padded]
-        drawn = sample(pairs, tf.pad(scale, [[0, room - total]]), key, grid, padded)
+        drawn = sample(pairs, tf.pad(scale, [[0, left]]), key, grid, padded)
         values = tf.reshape(tf.bitcast(drawn, tf.float32), [-1, 2 * pairs])[:total]
         return values if width % 2 == 0 else values[:, :width]
 
