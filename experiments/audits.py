@@ -5,6 +5,9 @@
     ftrl       LazyDPFTRL, a canary in one step of four, with the weights released after each step
     rounds     PrivateRec, a simulation: each client answers once, and the server tells its click from another
     cluster    LazyDPSGD on a worker and two parameter servers in processes of their own
+    towers, towers-dpsgd, towers-sampled, towers-dpsgd-sampled
+               canaries as data: users of a two-tower model who watched one movie, often, and then one of their own;
+               all that is asked is how the released model scores these movies after that one
 
 Canaries are the strongest there are. A row has the claim, medians of bounds over the claim, and runs above the claim.
 """
@@ -12,6 +15,7 @@ Canaries are the strongest there are. A row has the claim, medians of bounds ove
 from __future__ import annotations
 
 import argparse
+import functools
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -24,7 +28,7 @@ from scipy import linalg
 import tfdp_rec
 from tfdp_rec.audit import OneRunAudit, flip_coins, one_run_audit
 from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent
-from tfdp_rec.data import PoissonSampling
+from tfdp_rec.data import FixedOrder, PoissonSampling
 from tfdp_rec.datasets.mind.files import NewsCatalogue
 from tfdp_rec.distribute import LocalCluster, ParameterServerTrainer
 from tfdp_rec.federated import AttentionMechanism, LabelPermutation
@@ -33,10 +37,12 @@ from tfdp_rec.federated.local import PrivateUpdate
 from tfdp_rec.federated.simulation import Simulation
 from tfdp_rec.models.canary_table import AuditPlan, CanaryTable
 from tfdp_rec.models.news import NewsRecommender
+from tfdp_rec.models.two_tower import TwoTower
 from tfdp_rec.privacy import optimised_correlation
 from tfdp_rec.spectral import SpectralRecommender
 from tfdp_rec.sums import ClickModel, clicks
 
+WHOLE = AuditPlan(20_000, num_guesses=200, confidence=0.95)
 SAMPLED = AuditPlan(20_000, num_guesses=200, steps=4, confidence=0.95, sampling_rate=0.25)
 
 
@@ -125,6 +131,22 @@ def cluster(coins: np.ndarray, rate: float = SAMPLED.sampling_rate) -> np.ndarra
             return trainer.model().distances()
 
 
+def towers(coins: np.ndarray, mechanism: Any, plan: AuditPlan, noise: float) -> np.ndarray:
+    """What the released model, asked with the canaries' history, answers for the movie of each."""
+    included, negatives = np.flatnonzero(coins), coins.size + 1 + np.arange(256)
+    watched = np.ones([1, 20], np.int64) * coins.size + 257  # one movie over and over: a long query
+    model = TwoTower(np.arange(coins.size + 257), width=8, hidden=8, ks=())
+    size = plan.sampling_rate * len(included)
+    model.compile(mechanism(1.0, l2_norm_clip=1.0, noise_multiplier=noise, expected_batch_size=size))
+    sampling = PoissonSampling(len(included), size) if plan.sampling_rate < 1 else FixedOrder(len(included), size)
+    batches = sampling.batches(
+        lambda units: {"context": watched.repeat(len(units), axis=0), "label": included[units] + 1},
+        shared=lambda: {"negatives": negatives},
+    )
+    model.fit(batches, steps_per_epoch=plan.steps, verbose=0)
+    return model(watched).numpy()[0, : coins.size]
+
+
 def _plan(canaries: int) -> AuditPlan:
     return AuditPlan(canaries, canaries // 20, steps=1, confidence=0.95)
 
@@ -136,6 +158,10 @@ CASES: dict[str, tuple[Callable[..., np.ndarray], AuditPlan, DpEvent]] = {
     "rounds": (rounds, _plan(4000), ATTENTION.event),
     "cluster": (cluster, SAMPLED, GaussianDpEvent(1.0)),
 }
+for name, mechanism in {"towers": tfdp_rec.LazyDPSGD, "towers-dpsgd": tfdp_rec.DPSGD}.items():
+    for end, plan, noise in (("", WHOLE, 2**0.5), ("-sampled", SAMPLED, 1.0)):
+        given = {"mechanism": mechanism, "plan": plan, "noise": noise}
+        CASES[name + end] = (functools.partial(towers, **given), plan, GaussianDpEvent(noise))
 
 
 def claim_of(name: str) -> float:

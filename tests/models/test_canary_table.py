@@ -11,6 +11,7 @@ from scipy import stats
 import tfdp_rec
 from tfdp_rec.audit import flip_coins, one_run_audit
 from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.event_family import EventFamily
 from tfdp_rec.core.sensitivity import engine
 from tfdp_rec.datasets.log import Catalogue
 from tfdp_rec.models.canary_table import AuditPlan, CanaryTable, audit_runs
@@ -95,6 +96,21 @@ def test_a_batch_that_is_not_sampled_is_caught():
     honest = found()
     assert np.max(honest) < claim and np.min(honest[:, 2]) > 0.4 * claim
     assert np.min(found(batch_of=lambda included: included)[:, 1:]) > claim
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["DPSGD", "LazyDPSGD"])
+def test_no_sampled_training_of_200_is_refuted(name, monkeypatch):
+    """Each of the three bounds is wrong in at most 0.1% of runs: 0.6 of 200 are expected at most, and none is seen."""
+    # The first strength that is tried is 1, the true one. What follows only tells how far a bound is, and takes long.
+    monkeypatch.setattr(EventFamily, "tolerance", 0.25)
+    monkeypatch.setattr(EventFamily, "epsilon", lambda self, strength, delta: strength)
+    plan = AuditPlan(2000, num_guesses=50, steps=4, confidence=0.999, sampling_rate=0.25)
+    claims = [plan.epsilon_claim(GaussianDpEvent(1.0)), 1.0, 1.0]
+    optimizer = getattr(tfdp_rec, name)(1.0, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=250)
+    assert np.all(three_bounds(optimizer, 200, plan=plan) < claims)
+    everybody = three_bounds(optimizer, 3, plan=plan, batch_of=lambda included: included)
+    assert np.all(everybody[:, 2] > 1)
 
 
 def test_a_debt_that_is_not_paid_is_caught(monkeypatch):

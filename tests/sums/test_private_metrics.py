@@ -101,7 +101,8 @@ def test_coverage_and_gini_are_moved_by_what_is_said(monkeypatch, items, k):
             full = np.arange(1, k + 1) * (np.arange(1, k + 1) <= (min(k, items) if trial % 4 == 1 else items // 2))
             data.lists[0] = np.where(full <= items, full, 0)
         found = np.maximum(found, most_moved(monkeypatch, data, ["lists"])[1])
-    assert (0.95 < found * 2**0.5).all() and (found * 2**0.5 <= 1 + 1e-6).all()
+    found /= [0.75**0.5, 0.25**0.5]  # three parts of four, and one
+    assert (0.95 < found).all() and (found <= 1 + 1e-6).all()
 
 
 def slow_auc(owner, scores, labels):
@@ -306,11 +307,11 @@ def test_the_noise_has_its_size(error, accepted):
         said = np.mean([figures[name].noise for figures in drawn]) * error
         found = np.std([figures[name].value for figures in drawn])
         assert (abs(found / said - 1) < 4.9 / (2 * len(drawn)) ** 0.5) == accepted, name
-    # By hand, of four blocks: σ √4 in units of what one user moves a figure by.
-    assert drawn[0]["Gini"].noise == pytest.approx(0.5 * 2 * 3 * 97 / (100 * 500 * 3), rel=1e-5)
-    assert drawn[0]["coverage"].noise == pytest.approx(0.5 * 2 * 3 / 100, rel=1e-5)
+    # By hand, of 12, 12, 3 and 1 parts of 28: σ √(28/1), ... in units of what one user moves a figure by.
+    assert drawn[0]["Gini"].noise == pytest.approx(0.5 * 28**0.5 * 3 * 97 / (100 * 500 * 3), rel=1e-5)
+    assert drawn[0]["coverage"].noise == pytest.approx(0.5 * (28 / 3) ** 0.5 * 3 / 100, rel=1e-5)
     half = (0.5**2 + (np.mean([figures["m"].value for figures in drawn]) - 0.5) ** 2) ** 0.5
-    by_hand = 0.5 * 2 * (1 + 2 + 2 / 16) ** 0.5 / 500 * half
+    by_hand = 0.5 * (28 / 12) ** 0.5 * (1 + 2 + 2 / 16) ** 0.5 / 500 * half
     assert np.mean([figures["m"].noise for figures in drawn]) == pytest.approx(by_hand, rel=1e-3)
 
 

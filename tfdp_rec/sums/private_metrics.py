@@ -1,7 +1,8 @@
 """Metrics on held-out units, released once under differential privacy: one vector, one payment.
 
-The vector is of whole numbers, in blocks; b is their number. One unit that contributes nothing instead of what it has
-moves each block by at most Q = ⌊√(4²⁰ / b)⌋ in ℓ₂, and so the vector by at most 2²⁰ grid steps = 1:
+The vector is of whole numbers, in blocks; each has a public weight p, 12 but for coverage's 3 and Gini's 1, and P is
+the sum of these. One unit that contributes nothing instead of what it has moves a block by at most
+Q = ⌊√(4²⁰ p / P)⌋ in ℓ₂, and so the vector by at most 2²⁰ grid steps = 1:
 
 * **Means** of K values v in [0, 1]: a unit gives q, and q (2v − 1) and q (2v² − 1)/4 for each v, rounded towards zero,
   where q² (1 + K + K/16) ≤ Q². So the number of units is noisy too; a mean is half of 1 + the ratio of two sums.
@@ -36,6 +37,7 @@ from tfdp_rec.sums.fixed_point import ONE, check_noise, event_with, grid_weights
 
 LABEL = "metrics of held-out units"
 _CLEAR = 4.0  # standard deviations of noise that a number of units must exceed to be divided by
+_MOST = 12  # parts of the squared length for means, groups and AUC; coverage is near with 3, and Gini with 1
 _SMALL = 4  # squares serve the intervals alone: they weigh a quarter, so that they hardly add to the noise
 
 
@@ -184,11 +186,12 @@ def private_metrics(
     blocks = _blocks(units, means or {}, losses or {}, rows, lists, groups)
     event = event_with(words, GaussianDpEvent(noise))
     charge(accountant, event, LABEL, unit)
-    share = int(grid_weights(np.array([len(blocks)]))[0])
-    whole = [block.sums(share) for block in blocks]
+    total = sum(block.part for block in blocks)
+    shares = [int(grid_weights(np.ones(1, np.int64), block.part, total)[0]) for block in blocks]
+    whole = [block.sums(share) for block, share in zip(blocks, shares)]
     noisy = np.split(release_sums(np.concatenate(whole), noise, words), np.cumsum([len(each) for each in whole])[:-1])
     figures = dict[str, Figure]()
-    for block, found in zip(blocks, noisy):
+    for block, share, found in zip(blocks, shares, noisy):
         figures |= block.figures(found * (ONE / share), noise * ONE / share)
     return PrivateMetrics(figures, event)
 
@@ -215,6 +218,8 @@ def count_units(units: Any) -> int:
 
 class _Block(Protocol):
     """A part of the vector, which one unit moves by at most `share` in ℓ₂; its figures, in units of that share."""
+
+    part: int  # of the squared length
 
     def sums(self, share: int) -> NDArray[np.int64]: ...
 
@@ -266,6 +271,7 @@ class _Means:
 
     bounds: Mapping[str, float]
     values: NDArray[np.float64]  # [units, metrics]
+    part = _MOST
 
     def _weight(self, share: int) -> int:
         metrics, small = len(self.bounds), _SMALL**2
@@ -302,6 +308,7 @@ class _Groups:
     """Means of each group: a unit is in one of them."""
 
     parts: Mapping[str, _Means]
+    part = _MOST
 
     @classmethod
     def of(cls, whole: _Means, groups: PublicGroups) -> _Groups:
@@ -349,6 +356,7 @@ class _Cells:
     cells: NDArray[np.int64]  # of each row
     lengths: NDArray[np.int64]  # number of rows of each row's unit
     size: int
+    part = _MOST
 
     @classmethod
     def of(cls, units: Any, rows: ScoredRows) -> _Cells:
@@ -417,6 +425,8 @@ class _Lists:
 class _Coverage(_Lists):
     """The share of the items that are in a list."""
 
+    part = 3
+
     def sums(self, share: int) -> NDArray[np.int64]:
         return np.array([share * int((self.counts() > 0).sum()) // self.most], np.int64)
 
@@ -428,6 +438,8 @@ class _Coverage(_Lists):
 
 class _Gini(_Lists):
     """Gini's coefficient of the items' counts, over the number of places in all lists that there may be."""
+
+    part = 1
 
     @property
     def _step(self) -> int:
