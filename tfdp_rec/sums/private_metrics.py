@@ -33,11 +33,10 @@ from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.unit_ids import unit_numbers
-from tfdp_rec.sums.fixed_point import ONE, check_noise, event_with, grid_weights, release_sums
+from tfdp_rec.sums.fixed_point import ONE, check_noise, event_with, release_sums
 
 LABEL = "metrics of held-out units"
 _CLEAR = 4.0  # standard deviations of noise that a number of units must exceed to be divided by
-_MOST = 12  # parts of the squared length for means, groups and AUC; coverage is near with 3, and Gini with 1
 _SMALL = 4  # squares serve the intervals alone: they weigh a quarter, so that they hardly add to the noise
 
 
@@ -186,8 +185,8 @@ def private_metrics(
     blocks = _blocks(units, means or {}, losses or {}, rows, lists, groups)
     event = event_with(words, GaussianDpEvent(noise))
     charge(accountant, event, LABEL, unit)
-    total = sum(block.part for block in blocks)
-    shares = [int(grid_weights(np.ones(1, np.int64), block.part, total)[0]) for block in blocks]
+    parts = [3 if isinstance(block, _Coverage) else 1 if isinstance(block, _Gini) else 12 for block in blocks]
+    shares = [math.isqrt(part * ONE**2 // sum(parts)) for part in parts]  # of the length: least where little is enough
     whole = [block.sums(share) for block, share in zip(blocks, shares)]
     noisy = np.split(release_sums(np.concatenate(whole), noise, words), np.cumsum([len(each) for each in whole])[:-1])
     figures = dict[str, Figure]()
@@ -218,8 +217,6 @@ def count_units(units: Any) -> int:
 
 class _Block(Protocol):
     """A part of the vector, which one unit moves by at most `share` in ℓ₂; its figures, in units of that share."""
-
-    part: int  # of the squared length
 
     def sums(self, share: int) -> NDArray[np.int64]: ...
 
@@ -271,7 +268,6 @@ class _Means:
 
     bounds: Mapping[str, float]
     values: NDArray[np.float64]  # [units, metrics]
-    part = _MOST
 
     def _weight(self, share: int) -> int:
         metrics, small = len(self.bounds), _SMALL**2
@@ -308,7 +304,6 @@ class _Groups:
     """Means of each group: a unit is in one of them."""
 
     parts: Mapping[str, _Means]
-    part = _MOST
 
     @classmethod
     def of(cls, whole: _Means, groups: PublicGroups) -> _Groups:
@@ -356,7 +351,6 @@ class _Cells:
     cells: NDArray[np.int64]  # of each row
     lengths: NDArray[np.int64]  # number of rows of each row's unit
     size: int
-    part = _MOST
 
     @classmethod
     def of(cls, units: Any, rows: ScoredRows) -> _Cells:
@@ -425,8 +419,6 @@ class _Lists:
 class _Coverage(_Lists):
     """The share of the items that are in a list."""
 
-    part = 3
-
     def sums(self, share: int) -> NDArray[np.int64]:
         return np.array([share * int((self.counts() > 0).sum()) // self.most], np.int64)
 
@@ -438,8 +430,6 @@ class _Coverage(_Lists):
 
 class _Gini(_Lists):
     """Gini's coefficient of the items' counts, over the number of places in all lists that there may be."""
-
-    part = 1
 
     @property
     def _step(self) -> int:
