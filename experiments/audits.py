@@ -136,9 +136,9 @@ def towers(coins: np.ndarray, mechanism: Any, plan: AuditPlan, noise: float) -> 
     included, negatives = np.flatnonzero(coins), coins.size + 1 + np.arange(256)
     watched = np.ones([1, 20], np.int64) * coins.size + 257  # one movie over and over: a long query
     model = TwoTower(np.arange(coins.size + 257), width=8, hidden=8, ks=())
-    size = plan.sampling_rate * len(included)
+    users, size = len(included), plan.sampling_rate * len(included)
     model.compile(mechanism(1.0, l2_norm_clip=1.0, noise_multiplier=noise, expected_batch_size=size))
-    sampling = PoissonSampling(len(included), size) if plan.sampling_rate < 1 else FixedOrder(len(included), size)
+    sampling = PoissonSampling(users, size) if plan.sampling_rate < 1 else FixedOrder(users, users)
     batches = sampling.batches(
         lambda units: {"context": watched.repeat(len(units), axis=0), "label": included[units] + 1},
         shared=lambda: {"negatives": negatives},
@@ -158,10 +158,11 @@ CASES: dict[str, tuple[Callable[..., np.ndarray], AuditPlan, DpEvent]] = {
     "rounds": (rounds, _plan(4000), ATTENTION.event),
     "cluster": (cluster, SAMPLED, GaussianDpEvent(1.0)),
 }
-for name, mechanism in {"towers": tfdp_rec.LazyDPSGD, "towers-dpsgd": tfdp_rec.DPSGD}.items():
+_TOWERS: dict[str, Any] = {"towers": tfdp_rec.LazyDPSGD, "towers-dpsgd": tfdp_rec.DPSGD}
+for name, mechanism in _TOWERS.items():
     for end, plan, noise in (("", WHOLE, 2**0.5), ("-sampled", SAMPLED, 1.0)):
-        given = {"mechanism": mechanism, "plan": plan, "noise": noise}
-        CASES[name + end] = (functools.partial(towers, **given), plan, GaussianDpEvent(noise))
+        release = functools.partial(towers, mechanism=mechanism, plan=plan, noise=noise)
+        CASES[name + end] = release, plan, GaussianDpEvent(noise)
 
 
 def claim_of(name: str) -> float:

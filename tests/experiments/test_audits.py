@@ -1,4 +1,4 @@
-"""Audits of sums, clicks, LazyDPFTRL, PrivateRec and a cluster: honest ones stand, and planted faults are caught."""
+"""Audits beyond one table: honest mechanisms stand, and planted faults are caught."""
 
 import json
 import subprocess
@@ -12,10 +12,12 @@ from experiments import audits
 from tfdp_rec.audit import Gaussian, flip_coins, one_run_audit
 from tfdp_rec.core.mechanism.noise.words import seeded
 from tfdp_rec.federated import AttentionMechanism
-from tfdp_rec.noise import EntropyNoise
+from tfdp_rec.noise import EntropyNoise, NoiseSource
 from tfdp_rec.sums import fixed_point
 
-SIZES = {"sums": (6, 2000), "clicks": (1, 20_000), "ftrl": (1, 100_000), "rounds": (1, 10_000)}
+SIZES = {
+    "sums": (6, 2000), "clicks": (1, 20_000), "ftrl": (1, 100_000), "rounds": (1, 10_000), "towers": (1, 20_000),
+}  # fmt: skip
 """Releases, each with canaries of its own, and canaries of each: enough to tell 0.8 of the noise from all of it."""
 
 
@@ -31,6 +33,7 @@ def audited(name):
 def four_fifths(monkeypatch):
     """Noise of 0.8 of its standard deviation, wherever it is drawn."""
     draw, whole, attention = EntropyNoise.draw, fixed_point.draw_without_gaps, AttentionMechanism.noise
+    monkeypatch.setattr(EntropyNoise, "noisy", NoiseSource.noisy)  # which draws
     monkeypatch.setattr(EntropyNoise, "draw", lambda self, *given: [0.8 * each for each in draw(self, *given)])
     monkeypatch.setattr(fixed_point, "draw_without_gaps", lambda *given: 0.8 * whole(*given))
     monkeypatch.setattr(AttentionMechanism, "noise", lambda self, *given: 0.8 * attention(self, *given))
