@@ -1,4 +1,4 @@
-"""What private sums may count: nested sets of columns, and crossed columns beside them; validation rows choose."""
+"""What private sums may count: nested sets of columns, then a crossed pair or vectors; validation rows choose."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from tfdp_rec.sums.clicks import MOST_CELLS
 _COUNTED = (1, 2, 3, 4, 6, 9, 13, 19)
 _WORTH = 0.003  # of AUC on validation rows: the best of many small gains is chance
 
+Pair = tuple[int, ...]  # or none
 Counted = tuple[tuple[int, ...], ...]  # columns and crossed columns, by the columns' numbers
 
 
@@ -27,19 +28,22 @@ def nested(scores: Sequence[float]) -> Iterator[Counted]:
         yield tuple((column,) for column in sorted(order[:count]))
 
 
-def choices(sizes: Sequence[int], score: Callable[[Counted], float]) -> Counted:
-    """The best nested set, and a pair beside it, with one of the two columns of most values: users and items.
+def choices(sizes: Sequence[int], score: Callable[[Counted, Pair], float]) -> tuple[Counted, Pair]:
+    """What is counted, and the columns whose values have vectors, if any.
 
-    What counts more than another set has to be better for it.
+    The first is the best nested set, beside which there may be a pair with one of the two columns of most values, users
+    and items; these two may have vectors. What tells more than another choice has to be better for it.
     """
-    alone = [score(((column,),)) for column in range(len(sizes))]
+    alone = [score(((column,),), ()) for column in range(len(sizes))]
     found: Counted = ()
     best = -np.inf
-    largest = set(np.argsort(sizes)[-2:].tolist())
+    largest = tuple(sorted(np.argsort(sizes)[-2:].tolist()))
     every = itertools.combinations(range(len(sizes)), 2)
-    pairs = [pair for pair in every if largest & set(pair) and sizes[pair[0]] * sizes[pair[1]] <= MOST_CELLS]
+    pairs = [pair for pair in every if {*largest} & {*pair} and sizes[pair[0]] * sizes[pair[1]] <= MOST_CELLS]
     for each in nested(alone):
-        if (own := score(each)) > best + _WORTH:
+        if (own := score(each, ())) > best + _WORTH:
             found, best = each, own
-    gained, pair = max(((score((*found, pair)), pair) for pair in pairs), default=(0.0, (0, 0)))
-    return (*found, pair) if gained > best + _WORTH else found
+    gained, pair = max(((score((*found, pair), ()), pair) for pair in pairs), default=(0.0, (0, 0)))
+    crossed = (*found, pair) if gained > best + _WORTH else found
+    with_vectors = score(found, largest) if len(sizes) > 1 else 0.0
+    return (found, largest) if with_vectors > max(gained, best) + _WORTH else (crossed, ())

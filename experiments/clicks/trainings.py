@@ -37,7 +37,7 @@ from dp_accounting import GaussianDpEvent
 from scipy import special
 
 import tfdp_rec
-from experiments.clicks.choices import choices
+from experiments.clicks.choices import Counted, Pair, choices
 from experiments.clicks.log import ClickLog, Part, Rows, Units
 from experiments.clicks.model import ClickModel
 from experiments.clicks.settings import Grid, Sizes
@@ -61,7 +61,7 @@ from tfdp_rec.sums.reliability import Reliability
 
 Setting = Mapping[str, Any]
 FREE_RATES = (1e-3, 3e-3)
-SHRINKAGES, THRESHOLDS = (0.8, 1.6), (0.0, 2.0)
+SHRINKAGES, WEIGHTS = (0.8, 1.6), (1, 2)  # of sums; of a click
 VOTES, THRESHOLD = 0.1, 2.0  # AdaFEST's share of the budget for votes, and its threshold in deviations of their noise
 SHARES = (0.2, 0.5)  # of ε, for the labels of the public columns
 _AT_ONCE = 1 << 15  # rows predicted at once
@@ -235,11 +235,15 @@ class Trainings:
 
     def _settings(self, contestant: Contestant, epsilon: float | None) -> list[dict[str, Any]]:
         if contestant.make is None:
-            alike = {"shrinkage": SHRINKAGES[0], "threshold": THRESHOLDS[0]}
-            counted = choices(
-                self.log.sizes, lambda each: self._sums(epsilon, {"counted": each, **alike}, 0)["validation"]["auc"]
-            )
-            options: dict[str, Any] = {"counted": [counted], "shrinkage": SHRINKAGES, "threshold": THRESHOLDS}
+            alike = {"shrinkage": SHRINKAGES[0], "weight": WEIGHTS[0]}
+
+            def score(counted: Counted, factors: Pair) -> float:
+                setting = {"counted": counted, "factors": factors, **alike}
+                return float(self._sums(epsilon, setting, 0)["validation"]["auc"])
+
+            counted, factors = choices(self.log.sizes, score)
+            options: dict[str, Any] = {"counted": [counted], "factors": [factors]}
+            options |= {"shrinkage": SHRINKAGES, "weight": WEIGHTS}
         elif epsilon is None or contestant.of_labels:
             options = {"rate": FREE_RATES, "steps": self.sizes.free_steps}
         else:
@@ -282,7 +286,8 @@ class Trainings:
         counted = [tuple(names[column] for column in each) for each in setting["counted"]]
         model = ClickSums(
             dict(zip(names, log.sizes)), counted, epsilon, self.sizes.delta, shrinkage=setting["shrinkage"],
-            threshold=setting["threshold"], words=seeded(seed),
+            click_weight=setting["weight"], factors=[names[column] for column in setting["factors"]],
+            words=seeded(seed),
         )  # fmt: skip
         named = {part: dict(zip(names, rows.ids.T)) for part, rows in log.parts.items()}
         model.fit(named["train"], self.train.labels, None if log.per_unit == 1 else self.train.units)

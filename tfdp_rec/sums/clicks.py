@@ -1,7 +1,8 @@
 """How likely a click is, from private sums: rows with and without a click by value, each released once.
 
-**What is counted.** Columns, and crossed columns such as user × item, whose values are all pairs. With n₊ and n₋ a
-unit's rows of a value with and without a click, the unit gives that value, in each of the counted columns,
+**What is counted.** Columns, and crossed columns such as user × item, whose values are all pairs. With n₋ a unit's rows
+of a value without a click, and n₊ those with one times `click_weight`, the unit gives that value, in each of the
+counted columns,
 
     w · (3 (n₊ − n₋), 2 (n₊ + n₋)),   w = √(share / Σ over values of the squares of these numbers).
 
@@ -17,7 +18,9 @@ and K a few deviations of the noise,
 (naive Bayes; each value is drawn towards c, the more the rarer it is). Of a column p = m, and c is the rate of all its
 values together that do not stand out of the noise, drawn towards m: rare values need not be as usual ones are. Of a
 crossed column both are what its columns predict. Scale and offset are corrected by `private_reliability`, for a
-fiftieth of σ⁻².
+fiftieth of σ⁻². All rates are of weighted rows; at last the logarithm of a click's weight leaves the logit.
+
+`factors` of a pair of columns are added to the logits, by turns (`click_factors`), for seven tenths of the others' σ⁻².
 
 Guarantee: Gaussian mechanisms on the same units, whose σ⁻² add up to that of the whole; all else is computed from them.
 """
@@ -39,13 +42,15 @@ from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.core.claim.statement import Statement, round_up
 from tfdp_rec.core.mechanism.noise.words import WordSource, os_entropy
 from tfdp_rec.datasets.unit_ids import unit_numbers
+from tfdp_rec.sums.click_factors import TURNS, release_factors
 from tfdp_rec.sums.fixed_point import check_noise, event_with, release_sums, unit_sums
 from tfdp_rec.sums.reliability import private_reliability, refuse_other_units
 
 LABEL = "sums of clicks"
-RELIABILITY = 0.02  # share of σ⁻²
+RELIABILITY, _FACTORS = 0.02, 0.7  # shares of σ⁻², the second of what the first leaves
 _SIGNED, _SHOWN = 3, 2
 _RAREST = 1e-3  # rate that is told apart from none
+_MOST_WEIGHT = 16  # of a click
 _CLEAR = 3.0  # deviations of its noise by which a value is known to be there
 MOST_CELLS, _MOST_ROWS = 2**23, 2**29  # of a column; of a log, whose squares are whole numbers of 64 bits
 
@@ -68,6 +73,10 @@ class ClickModel:
         shrinkage: K in units of σ, towards the prediction without a column.
         threshold: Least noisy sum of a value's rows, in deviations of its noise; values with less count as zero.
         words: Source of random bits, for tests; the operating system's by default.
+        factors: Two columns, such as user and item, for whose values vectors are found; public, as `counted`. The last
+            of the turns is of the first column.
+        click_weight: Rows without a click that one with a click weighs; where the others were drawn at will, 2 leaves
+            more of the bound to what tells more.
 
     Raises:
         TypeError: Both or neither of `epsilon` and `noise_multiplier` are given.
@@ -87,6 +96,7 @@ class ClickModel:
         self, columns: Mapping[str, int], counted: Sequence[str | Crossing] | None = None,
         epsilon: float | None = None, delta: float = 1e-6, noise_multiplier: float | None = None,
         shrinkage: float = 0.8, threshold: float = 0.0, words: WordSource = os_entropy,
+        factors: Sequence[str] = (), click_weight: int = 1,
     ):  # fmt: skip
         if (epsilon is None) == (noise_multiplier is None):
             raise TypeError("Give ClickModel either epsilon= or noise_multiplier=: each decides the other.")
@@ -109,6 +119,15 @@ class ClickModel:
                 raise ValueError(f"{' × '.join(crossing)} must have 1 to {MOST_CELLS:,} values: count other columns.")
         if not self.counted:
             raise ValueError("columns is empty: give the number of values of at least one column.")
+        if isinstance(click_weight, bool) or click_weight not in range(1, _MOST_WEIGHT + 1):
+            raise ValueError(f"click_weight must be a whole number from 1 to {_MOST_WEIGHT}, got {click_weight!r}.")
+        self.click_weight, self.factors = int(click_weight), tuple(factors)
+        sizes = [columns.get(name, 0) for name in self.factors]
+        two = len(set(self.factors)) == len(sizes) == 2
+        if sizes and not (two and 0 < min(sizes) <= max(sizes) <= MOST_CELLS):
+            raise ValueError(
+                f"factors must name two of {', '.join(columns)}, of 1 to {MOST_CELLS:,} values each; got {self.factors!r}."
+            )
         noise = noise_multiplier if epsilon is None else noise_of_one_release(epsilon, delta)
         check_noise((noise or 0.0) / RELIABILITY**0.5)  # the largest of its noises
         self.delta, self.noise_multiplier = float(delta), float(noise or 0.0)
@@ -151,15 +170,24 @@ class ClickModel:
             accountant.spend(self.event, LABEL)
         self._begun, self._of_users = True, units is not None
         noise = self.noise_multiplier / (1 - RELIABILITY) ** 0.5
-        entries = np.where((labels == 1)[:, None], [_SIGNED, _SHOWN], [-_SIGNED, _SHOWN])
+        of_columns = noise / (1 - _FACTORS) ** 0.5 if self.factors else noise
+        entries = np.where((labels == 1)[:, None], self.click_weight * np.array([_SIGNED, _SHOWN]), [-_SIGNED, _SHOWN])
         owners, whole = np.arange(len(labels)) if units is None else units, sum(map(len, self.counted))
         released = {}
         for crossing in self.counted:
             cells = self._cells(crossing, ids)
             known, size = cells >= 0, self._size(crossing)
             sums = unit_sums(owners[known], cells[known], entries[known], size, len(crossing), whole)
-            released[crossing] = release_sums(sums, noise, self._words)
-        self._estimate(released, noise)
+            released[crossing] = release_sums(sums, of_columns, self._words)
+        self._estimate(released, of_columns)
+        self.vectors: list[NDArray[np.float64]] = []
+        if self.factors:
+            pair = np.stack([self._cells((name,), ids) for name in self.factors])
+            both, off = (pair >= 0).all(axis=0), (labels == 1) - special.expit(self._logits(ids))
+            self.vectors = release_factors(
+                owners[both], pair[:, both], off[both], self._sizes(self.factors), noise * (TURNS / _FACTORS) ** 0.5,
+                self._words,
+            )  # fmt: skip
         self.reliability = private_reliability(
             self._logits(ids), labels, noise_multiplier=self.noise_multiplier / RELIABILITY**0.5, unit=unit,
             words=self._words,
@@ -183,6 +211,7 @@ class ClickModel:
                 centre = np.clip(own + (a - own * s) * trust, 0.0, 1.0)
             found = centre + ((signed + shown) / 2 - centre * shown) * believed
             self.weights[crossing] = _logit(found) - _logit(own)
+        self.rate = float(special.expit(special.logit(self.rate) - math.log(self.click_weight)))
 
     def _compared_with(self, crossing: Crossing) -> NDArray[np.float64]:
         """p of each value: what is predicted without this column."""
@@ -205,7 +234,13 @@ class ClickModel:
 
     def _logits(self, ids: Mapping[str, NDArray[np.int64]]) -> NDArray[np.float64]:
         cells = ((added, self._cells(crossing, ids)) for crossing, added in self.weights.items())
-        return special.logit(self.rate) + sum(np.append(added, 0.0)[each] for added, each in cells)  # −1: unknown
+        total = special.logit(self.rate) + sum(np.append(added, 0.0)[each] for added, each in cells)  # −1: unknown
+        if not self.vectors:
+            return total
+        first, second = (
+            np.pad(each, [(0, 1), (0, 0)])[self._cells((name,), ids)] for name, each in zip(self.factors, self.vectors)
+        )
+        return total + (first * second).sum(axis=1)
 
     def export(self, filepath: str | os.PathLike[str]) -> None:
         """Writes a SavedModel: an int64 of each counted column `[batch]` in, `probability` `[batch]` out."""
@@ -220,12 +255,13 @@ class ClickModel:
         if math.isinf(self.epsilon):
             return Statement({"Guarantee": "none: the noise was supplied by a test, and can be subtracted"})
         unit = "user" if self._of_users else "row"
+        vectors = f", and vectors of {' × '.join(self.factors)}" if self.factors else ""
         return Statement({
             "Guarantee": f"(epsilon = {round_up(self.epsilon):g}, delta = {self.delta:g})-differential privacy",
             "Protected unit": "one user, with all of their rows" if self._of_users else "one row",
             "Adjacency": f"zero-out: data sets that differ by one {unit}, which contributes nothing in one of them",
             "Mechanism": f"sums of clicks by {', '.join(' × '.join(each) for each in self.counted)}, and counts by "
-            f"predicted logit, together one Gaussian of multiplier {self.noise_multiplier:.4g}",
+            f"predicted logit{vectors}, together one Gaussian of multiplier {self.noise_multiplier:.4g}",
             "Public": "the columns that are counted and the meaning of their values",
             "Covers": "everything that this model holds, predicts or exports",
             "Does not cover": f"another fit on the same {unit}s, which costs as much again; a choice of columns by the "
@@ -245,7 +281,7 @@ class ClickModel:
         return math.prod(self._sizes(crossing))
 
     def _ids(self, rows: Mapping[str, ArrayLike]) -> dict[str, NDArray[np.int64]]:
-        given = {name: np.asarray(rows.get(name)) for crossing in self.counted for name in crossing}
+        given = {name: np.asarray(rows.get(name)) for crossing in (*self.counted, self.factors) for name in crossing}
         for name, ids in given.items():
             if ids.ndim != 1 or ids.dtype.kind not in "iu":
                 raise ValueError(f"rows must have a whole number a row in the column {name!r}, which is counted.")

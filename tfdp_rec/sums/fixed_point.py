@@ -32,6 +32,7 @@ GRID_BITS = 20
 ONE = 2**GRID_BITS
 _LARGEST_NOISE = 2.0**20  # above it the spacing of float64 approaches the grid's
 _AT_ONCE = 2**22  # Gaussians drawn at once
+_MOST = 2**22  # of one unit's sum
 
 
 def grid_weights(pieces: NDArray[np.int64], over: int = 1, parts: int = 1) -> NDArray[np.int64]:
@@ -43,14 +44,15 @@ def grid_weights(pieces: NDArray[np.int64], over: int = 1, parts: int = 1) -> ND
 
 def unit_sums(
     units: NDArray[np.int64], cells: NDArray[np.int64], entries: NDArray[np.int64], size: int, over: int = 1,
-    parts: int = 1,
+    parts: int = 1, least: int = 0,
 ) -> NDArray[np.int64]:  # fmt: skip
     """Sums `[size, k]` over units of what their rows' `entries` `[rows, k]` add up to, in grid steps, without noise."""
-    # With e a unit's sums, whole numbers, it gives q e, where q² Σ e² ≤ 4²⁰ over / parts: √(over / parts) in ℓ₂.
+    # With e a unit's sums, whole numbers, it gives q e, where q² Σ e² ≤ 4²⁰ over / parts: √(over / parts) in ℓ₂, and
+    # less where Σ e² < least. Beyond _MOST e would not be known better, and the squares could leave 64 bits.
     pairs, rows = np.unique(units * size + cells, return_inverse=True)
-    owners, given = pairs // size, np.stack([_added(rows, column, len(pairs)) for column in entries.T])
+    owners, given = pairs // size, np.stack([np.clip(_added(rows, e, len(pairs)), -_MOST, _MOST) for e in entries.T])
     squares = _added(owners, np.square(given).sum(axis=0), units.max(initial=-1) + 1)
-    weights = grid_weights(squares, over, parts)[owners]
+    weights = grid_weights(np.maximum(squares, least), over, parts)[owners]
     return np.stack([_added(pairs % size, weights * each, size) for each in given], axis=1)
 
 
