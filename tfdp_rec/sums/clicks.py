@@ -75,8 +75,8 @@ class ClickModel:
         words: Source of random bits, for tests; the operating system's by default.
         factors: Two columns, such as user and item, for whose values vectors are found; public, as `counted`. The last
             of the turns is of the first column.
-        click_weight: Rows without a click that one with a click weighs; where the others were drawn at will, 2 leaves
-            more of the bound to what tells more.
+        click_weight: Rows without a click of its unit that one with a click weighs; where the others were drawn at
+            will, 2 leaves more of the bound to what tells more.
 
     Raises:
         TypeError: Both or neither of `epsilon` and `noise_multiplier` are given.
@@ -126,7 +126,7 @@ class ClickModel:
         two = len(set(self.factors)) == len(sizes) == 2
         if sizes and not (two and 0 < min(sizes) <= max(sizes) <= MOST_CELLS):
             raise ValueError(
-                f"factors must name two of {', '.join(columns)}, of 1 to {MOST_CELLS:,} values each; got {self.factors!r}."
+                f"factors must name two of {', '.join(columns)}, of 1 to {MOST_CELLS:,} values; got {self.factors!r}."
             )
         noise = noise_multiplier if epsilon is None else noise_of_one_release(epsilon, delta)
         check_noise((noise or 0.0) / RELIABILITY**0.5)  # the largest of its noises
@@ -211,7 +211,8 @@ class ClickModel:
                 centre = np.clip(own + (a - own * s) * trust, 0.0, 1.0)
             found = centre + ((signed + shown) / 2 - centre * shown) * believed
             self.weights[crossing] = _logit(found) - _logit(own)
-        self.rate = float(special.expit(special.logit(self.rate) - math.log(self.click_weight)))
+        if self._of_users:  # a unit of one row has the same length whatever the row weighs
+            self.rate = float(special.expit(special.logit(self.rate) - math.log(self.click_weight)))
 
     def _compared_with(self, crossing: Crossing) -> NDArray[np.float64]:
         """p of each value: what is predicted without this column."""

@@ -47,13 +47,16 @@ def unit_sums(
     parts: int = 1, least: int = 0,
 ) -> NDArray[np.int64]:  # fmt: skip
     """Sums `[size, k]` over units of what their rows' `entries` `[rows, k]` add up to, in grid steps, without noise."""
-    # With e a unit's sums, whole numbers, it gives q e, where q² Σ e² ≤ 4²⁰ over / parts: √(over / parts) in ℓ₂, and
-    # less where Σ e² < least. Beyond _MOST e would not be known better, and the squares could leave 64 bits.
+    # With e a unit's sums, whole numbers, it gives q e, towards 0, where q² Σ e² ≤ 4²⁰ over / parts: √(over / parts) in
+    # ℓ₂, and less where Σ e² < least. q has 20 more bits than the grid. Beyond _MOST no e is told from another, and
+    # their squares could leave 64 bits.
     pairs, rows = np.unique(units * size + cells, return_inverse=True)
-    owners, given = pairs // size, np.stack([np.clip(_added(rows, e, len(pairs)), -_MOST, _MOST) for e in entries.T])
+    owners = pairs // size
+    given = np.stack([np.clip(_added(rows, column, len(pairs)), -_MOST, _MOST) for column in entries.T])
     squares = _added(owners, np.square(given).sum(axis=0), units.max(initial=-1) + 1)
-    weights = grid_weights(np.maximum(squares, least), over, parts)[owners]
-    return np.stack([_added(pairs % size, weights * each, size) for each in given], axis=1)
+    weights = grid_weights(np.maximum(squares, least), over * ONE * ONE, parts)[owners]
+    moved = (np.sign(e) * (np.abs(e) * weights >> GRID_BITS) for e in given)
+    return np.stack([_added(pairs % size, each, size) for each in moved], axis=1)
 
 
 def _added(places: NDArray[np.int64], numbers: NDArray[np.int64], size: int) -> NDArray[np.int64]:
