@@ -59,10 +59,18 @@ def test_an_id_outside_its_column_is_refused():
 def test_sums_count_more_only_for_a_gain_and_cross_the_columns_of_most_values():
     gains = {(0,): 0.05, (1,): 0.04, (2,): 0.001, (0, 1): 0.02, (2, 3): 0.5, (0, 2): 0.002, (1, 3): 0.01, (0, 3): 0.001}
     seen = []
-    found = choices((50, 40, 3, 4), lambda counted: seen.append(counted) or sum(gains.get(each, 0) for each in counted))
-    assert found == ((0,), (1,), (0, 1))
-    assert ((0,), (1,), (2, 3)) not in seen, "neither is one of the two columns of most values"
-    assert choices((5000, 4000), lambda counted: len(counted)) == ((0,), (1,)), "too many pairs to count"
+
+    def score(counted, factors, gain=0.0):
+        seen.append((counted, factors))
+        return sum(gains.get(each, 0) for each in counted) + (gain if factors else 0)
+
+    assert choices((50, 40, 3, 4), score) == (((0,), (1,), (0, 1)), ())
+    assert not any((2, 3) in counted for counted, _ in seen), "neither is one of the two columns of most values"
+    assert (((0,), (1,)), (0, 1)) in seen, "vectors are of these two"
+    assert choices((50, 40, 3, 4), lambda *each: score(*each, 0.022)) == (((0,), (1,), (0, 1)), ()), "too little gained"
+    assert choices((50, 40, 3, 4), lambda *each: score(*each, 0.03)) == (((0,), (1,)), (0, 1))
+    assert choices((5000, 4000), lambda counted, _: len(counted)) == (((0,), (1,)), ()), "too many pairs to count"
+    assert choices((5,), lambda counted, factors: 1.0) == (((0,),), ())
 
 
 @pytest.mark.slow
