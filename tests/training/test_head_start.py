@@ -10,12 +10,13 @@ from dp_accounting import GaussianDpEvent, PoissonSampledDpEvent, SelfComposedDp
 from dp_accounting.pld import PLDAccountant
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy import special
+from scipy import special, stats
 
 import tfdp_rec
+from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.sums.fixed_point import ONE
 from tfdp_rec.training import head_start
-from tfdp_rec.training.head_start import HeadStart, gain_sums, hold_out, log_shares
+from tfdp_rec.training.head_start import HeadStart, gain_sums, hold_out, log_odds, log_shares
 
 L = keras.layers
 USERS, ITEMS, ROWS, CLASSES = 20, 12, 4_000, 6
@@ -91,7 +92,7 @@ def test_one_unit_less_moves_what_is_released_by_at_most_one(monkeypatch, data, 
         return sums.pop()
 
     monkeypatch.setattr(head_start, "release_sums", release)
-    monkeypatch.setattr("tfdp_rec.sums.clicks.release_sums", release)
+    monkeypatch.setattr("tfdp_rec.sums.reliability.release_sums", release)
     units = np.arange(ROWS) if by == "row" else USER
     whole = released(np.arange(300))
     for gone in units[:3]:
@@ -106,7 +107,7 @@ def test_what_it_costs_by_the_accountant_beside():
     (counts, choice), labels = zip(*plan.accountant.spending.history.uses)
     assert labels == ("counts to begin at", "choice of what training added")
     counts, choice = counts.noise_multiplier, choice.noise_multiplier
-    assert counts * 6**0.5 == pytest.approx(choice)  # three tenths and a twentieth of σ⁻²
+    assert counts * 0.4**0.5 == pytest.approx(choice)  # a fiftieth, for 32 values of 4,000 rows, and a twentieth of σ⁻²
     chance = plan.sampling.expected_batch_size / (0.9 * ROWS)
     step = PoissonSampledDpEvent(chance, GaussianDpEvent(plan.noise_multiplier))
     for event in (GaussianDpEvent(counts), GaussianDpEvent(choice), SelfComposedDpEvent(step, plan.steps)):
@@ -148,7 +149,43 @@ def test_rare_classes_have_the_mean_of_those_like_them():
     np.testing.assert_allclose(shares, np.array([100, 50, 2**0.5, 2**0.5]) / (150 + 2 * 2**0.5))
 
 
-def test_units_that_choose_are_neither_trained_on_nor_counted(monkeypatch):
+def test_odds_of_exact_counts_are_those_of_the_counts():
+    counts = np.array([[900.0, 100.0], [500.0, 500.0], [100.0, 900.0], [4.0, 4.0]])
+    offsets, common = log_odds(counts, noise=1e-3)
+    np.testing.assert_allclose(offsets[:3] + common, np.log(counts[:3, 0] / counts[:3, 1]), atol=0.05)
+
+
+@pytest.mark.parametrize("noise", [0.5, 4.0])
+def test_values_are_ordered_by_clicks_where_rows_without_are_spread_evenly(noise):
+    rng = np.random.default_rng(1)
+    likely = rng.permutation(np.geomspace(0.3, 300, 2000))
+    clicks, others = rng.poisson(likely), rng.poisson(5.0, 2000)
+    noisy = np.stack([clicks, others], axis=1) + noise * rng.normal(size=(2000, 2))
+
+    def order(scores):
+        return stats.spearmanr(scores, likely)[0]
+
+    offsets, _ = log_odds(noisy, noise)
+    assert order(offsets) > order(noisy[:, 0]) - 0.002
+    assert order(offsets) > order(np.maximum(noisy[:, 0], 0.1) / np.maximum(noisy.sum(axis=1), 0.1)) + 0.01
+
+
+def test_what_is_noise_alone_gives_no_offsets_and_a_wrong_scale_of_it_does():
+    noisy = 50 + 30 * np.random.default_rng(2).normal(size=(3000, 2))
+    assert log_odds(noisy, noise=30.0)[0].std() < 0.1 < log_odds(noisy, noise=15.0)[0].std()
+
+
+@pytest.mark.parametrize("epsilon, rows, share", [(8.0, 4_000, 0.02), (1.0, 300, 0.9), (3.0, 4_000, None)])
+def test_counts_have_the_share_that_their_noise_needs(epsilon, rows, share):
+    private = private_of(of_clicks(), ((USER[:rows], ITEM[:rows]), CLICKS[:rows]), epsilon=epsilon, batch_size=60)
+    noise, whole = private._start._noise, noise_of_one_release(epsilon, private.plan.delta)
+    if share:
+        assert whole / noise == pytest.approx(share**0.5)
+    else:  # noise² is a quarter of what chance does to a usual count
+        assert noise**2 == pytest.approx(0.25 * rows / (2 * (USERS + ITEMS)), rel=1e-3)
+
+
+def test_units_that_choose_are_counted_and_not_trained_on(monkeypatch):
     trained, held_out = hold_out(200)
     assert len(held_out) == 20 and sorted([*trained, *held_out]) == list(range(200))
     units, seen, counted = np.arange(ROWS) % 200, set(), []
@@ -157,7 +194,7 @@ def test_units_that_choose_are_neither_trained_on_nor_counted(monkeypatch):
     private = private_of(of_classes(items=200), (units, KINDS), unit=units, batch_size=60, epochs=3)
     for drawn in private.batches.take(20):
         seen |= set(drawn.batch[0].numpy().tolist())  # the unit is its own feature
-    assert set(counted[0]) == set(trained) and private.plan.sampling.num_units == 180
+    assert set(counted[0]) == set(units) and private.plan.sampling.num_units == 180
     assert len(seen) > 150 and seen <= set(trained)
 
 

@@ -33,14 +33,16 @@ from tfdp_rec.core.claim.entries import Use
 from tfdp_rec.core.claim.events import GaussianDpEvent
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.core.ground.keras_internals import functional_class
-from tfdp_rec.sums.clicks import ClickModel
+from tfdp_rec.sums.clicks import RELIABILITY
 from tfdp_rec.sums.fixed_point import ONE, release_sums, unit_sums
+from tfdp_rec.sums.reliability import private_reliability
 from tfdp_rec.training.generated_rows import values_of_inputs
 from tfdp_rec.training.model import PrivateModel
 from tfdp_rec.training.row_predictions import RowPredictions
 
 COUNTS, CHOICE = "counts to begin at", "choice of what training added"
-_COUNTS, _CHOICE = 0.3, 0.05  # shares of σ⁻²
+_LEAST_COUNTS, _MOST_COUNTS, _CHOICE = 0.02, 0.9, 0.05  # shares of σ⁻²
+_NOISY = 0.25  # variance by noise of a usual count, in that by chance
 _HELD_OUT = 10  # one unit of so many
 _SCALES = (0.1, 0.3, 0.6, 1.0)
 _CLEAR = 2.0  # deviations of its noise above which a gain is one
@@ -97,7 +99,10 @@ class HeadStart:
     def price(self, epsilon: float, delta: float) -> list[Use]:
         """What the plan is to pay for."""
         whole = noise_of_one_release(epsilon, delta)
-        self._noise, self._noise_of_choice = whole / _COUNTS**0.5, whole / _CHOICE**0.5
+        values = sum(table.input_dim for table, *_ in self._columns) or self._classes
+        needed = 2 * whole**2 * values / (_NOISY * (1 + self._units.max()))
+        share = float(np.clip(needed, _LEAST_COUNTS, _MOST_COUNTS))
+        self._noise, self._noise_of_choice = whole / share**0.5, whole / _CHOICE**0.5
         return [Use(GaussianDpEvent(self._noise), COUNTS), Use(GaussianDpEvent(self._noise_of_choice), CHOICE)]
 
     def freeze_bias(self) -> None:
@@ -106,20 +111,31 @@ class HeadStart:
             self._last.bias.trainable = False
 
     def begin(self) -> None:
-        """Counts the rows of the units that are trained on, after the plan has paid."""
-        counted = ~self._held_out
-        labels, units = self._labels[counted], self._units[counted]
+        """Counts all rows, after the plan has paid."""
         if self._of_clicks:
-            sums = ClickModel({t.name: t.input_dim for t, *_ in self._columns}, noise_multiplier=self._noise)
-            sums.fit({table.name: ids[counted] for table, _, ids in self._columns}, labels, unit=units)
-            right = sums.reliability
-            for table, *_ in self._columns:
-                table.embeddings.assign(right.scale * sums.weights[table.name,][:, None])
-            self._scaled.bias.assign([right.scale * special.logit(sums.rate) + right.offset])
-        else:
-            ones = np.ones((len(labels), 1), np.int64)
-            counts = release_sums(unit_sums(units, labels.astype(np.int64), ones, self._classes)[:, 0], self._noise)
-            self._scaled.bias.assign(log_shares(counts, self._noise))
+            return self._count_clicks()
+        labels, ones = self._labels.astype(np.int64), np.ones((len(self._labels), 1), np.int64)
+        counts = release_sums(unit_sums(self._units, labels, ones, self._classes)[:, 0], self._noise)
+        self._scaled.bias.assign(log_shares(counts, self._noise))
+
+    def _count_clicks(self) -> None:
+        """Offsets by noisy counts of rows with a click and without, by value; their scale by predicted logit."""
+        parts = len(self._columns)
+        noise, logits = (parts / (1 - RELIABILITY)) ** 0.5 * self._noise, np.zeros(len(self._labels))
+        entries = np.stack([self._labels == 1, self._labels != 1], axis=1).astype(np.int64)
+        found = []
+        for table, _, ids in self._columns:
+            known, size = (0 <= ids) & (ids < table.input_dim), int(table.input_dim)
+            sums = unit_sums(self._units[known], ids[known].astype(np.int64), entries[known], size, 1, parts)
+            found.append((size, log_odds(parts**0.5 * release_sums(sums, noise / parts**0.5), noise)))
+            logits += np.append(found[-1][1][0], 0.0)[np.where(known, ids, -1)]
+        common = min(found, key=lambda each: each[0])[1][1]  # of the column with the least noise
+        right = private_reliability(
+            logits + common, self._labels, noise_multiplier=self._noise / RELIABILITY**0.5, unit=self._units
+        )
+        for (table, *_), (_, (offsets, _)) in zip(self._columns, found):
+            table.embeddings.assign(right.scale * offsets[:, None])
+        self._scaled.bias.assign([right.scale * common + right.offset])
 
     def end(self, model: Any) -> None:
         """Chooses s for the trained model by the other units, once; 0 if it is cut off."""
@@ -187,6 +203,27 @@ def log_shares(counts: NDArray[np.float64], noise: float) -> NDArray[np.float64]
     mean = max(counts[rare].sum(), noise * max(rare.sum(), 1) ** 0.5) / max(rare.sum(), 1)
     found = np.where(rare, mean, counts)
     return np.log(found / found.sum())
+
+
+def log_odds(counts: NDArray[np.float64], noise: float) -> tuple[NDArray[np.float64], float]:
+    """Of noisy counts `[values, 2]` of rows with a click and without: each value's offset, and the odds of all.
+
+    Rates of values are as if drawn from a Gaussian, whose mean and covariance are what the counts' are beyond their
+    noise and their own chance. A value's are the means of what remains likely once it is seen, above 0: where values
+    have equally many rows without a click, it is ordered by its clicks alone.
+    """
+    mean = np.maximum(counts.mean(axis=0), noise / len(counts) ** 0.5)
+    chance = np.diag(mean + noise**2)
+    sizes, axes = np.linalg.eigh(np.cov(counts.T, bias=True) - chance)
+    spread = (axes * np.maximum(sizes, 0.0)) @ axes.T
+    towards = np.linalg.solve(spread + chance, spread)
+    rates = mean + (counts - mean) @ towards
+    deviation = np.sqrt(np.maximum(np.diag(spread - spread @ towards), _LEAST))
+    z = rates / deviation
+    rates += deviation * np.exp(-0.5 * z**2 - special.log_ndtr(z)) / math.sqrt(2 * math.pi)
+    found = np.log(np.maximum(rates, 0.01 * mean))
+    common = math.log(mean[0] / mean[1])
+    return found[:, 0] - found[:, 1] - common, common
 
 
 def _logits_of(outputs: Any, of_clicks: bool) -> Any:
