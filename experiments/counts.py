@@ -11,11 +11,11 @@ A folder of MovieLens-100K (.inter, .user, .item) has rows with labels of their 
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import keras
 import numpy as np
@@ -70,21 +70,20 @@ def main() -> None:
         users, items = (int(max(learnt[:, k].max(), asked[:, k].max())) + 1 for k in (0, 1))
         clicks = np.bincount(learnt[learnt[:, 2] == 1, 1], minlength=items)
 
-        def score(logits: Callable[[Any], Any], asked: Any = asked) -> float:
-            return float(auc(asked[:, 2], logits(asked)))
-
-        exact = score(lambda x: clicks[x[:, 1]])
+        score = functools.partial(auc, asked[:, 2])
+        exact, given = score(clicks[asked[:, 1]]), (asked[:, 0].astype("int32"), asked[:, 1].astype("int32"))
         print(f"{name}: {len(learnt)} rows, {users} users, {items} items; popularity {exact:.4f}", flush=True)
         data = (learnt[:, 0].astype("int32"), learnt[:, 1].astype("int32")), learnt[:, 2:].astype("float32")
         for epsilon in args.epsilons:
             noise = noise_of_one_release(epsilon, 10.0 ** math.floor(math.log10(0.1 / len(learnt))))
             noisy = clicks + noise * np.random.default_rng().normal(size=items)
-            print(f"  epsilon {epsilon:g}: private popularity {score(lambda x: noisy[x[:, 1]]):.4f}")
+            print(f"  epsilon {epsilon:g}: private popularity {score(noisy[asked[:, 1]]):.4f}")
             for begin in args.begin_at * args.trainings:
-                start, options = time.time(), {"begin_at": "counts"} if begin == "counts" else {}
-                private = tfdp_rec.make_private(network(users, items), data, epsilon=epsilon, unit="row", **options)
+                at: Literal["counts"] | None = "counts" if begin == "counts" else None
+                start = time.time()
+                private = tfdp_rec.make_private(network(users, items), data, epsilon=epsilon, unit="row", begin_at=at)
                 private.fit(verbose=0)
-                found = score(lambda x: private.predict((x[:, 0], x[:, 1]), batch_size=8192, verbose=0)[:, 0])
+                found = score(private.predict(given, batch_size=8192, verbose=0)[:, 0])
                 scale = [float(w.kernel[0]) for w in private.model.layers if w.name.startswith("beside_counts")]
                 print(f"    {begin}: {found:.4f}, training x {scale}, {time.time() - start:.0f} s", flush=True)
 

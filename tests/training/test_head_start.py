@@ -14,6 +14,7 @@ from scipy import special, stats
 
 import tfdp_rec
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
+from tfdp_rec.sums import reliability
 from tfdp_rec.sums.fixed_point import ONE
 from tfdp_rec.training import head_start
 from tfdp_rec.training.head_start import HeadStart, gain_sums, hold_out, log_odds, log_shares
@@ -92,12 +93,21 @@ def test_one_unit_less_moves_what_is_released_by_at_most_one(monkeypatch, data, 
         return sums.pop()
 
     monkeypatch.setattr(head_start, "release_sums", release)
-    monkeypatch.setattr("tfdp_rec.sums.reliability.release_sums", release)
+    monkeypatch.setattr(reliability, "release_sums", release)
     units = np.arange(ROWS) if by == "row" else USER
     whole = released(np.arange(300))
     for gone in units[:3]:
         moved = np.concatenate([a - b for a, b in zip(whole[:2], released(np.flatnonzero(units[:300] != gone))[:2])])
         assert 0.9 * ONE < np.linalg.norm(moved) <= ONE
+
+
+def test_the_noise_of_counts_is_what_is_paid_for(monkeypatch):
+    noises, add = [], head_start.release_sums
+    for room in (head_start, reliability):
+        monkeypatch.setattr(room, "release_sums", lambda total, noise, *_: noises.append(noise) or add(total, noise))
+    private = private_of(of_clicks(), ((USER, ITEM), CLICKS))
+    by_user, by_item, by_logit = noises
+    assert by_user == by_item and 1 / by_item**2 + 1 / by_logit**2 == pytest.approx(1 / private._start._noise**2)
 
 
 def test_what_it_costs_by_the_accountant_beside():
@@ -107,7 +117,7 @@ def test_what_it_costs_by_the_accountant_beside():
     (counts, choice), labels = zip(*plan.accountant.spending.history.uses)
     assert labels == ("counts to begin at", "choice of what training added")
     counts, choice = counts.noise_multiplier, choice.noise_multiplier
-    assert counts * 0.4**0.5 == pytest.approx(choice)  # a fiftieth, for 32 values of 4,000 rows, and a twentieth of σ⁻²
+    assert counts * 0.4**0.5 == pytest.approx(choice)  # a fiftieth and a twentieth of σ⁻²
     chance = plan.sampling.expected_batch_size / (0.9 * ROWS)
     step = PoissonSampledDpEvent(chance, GaussianDpEvent(plan.noise_multiplier))
     for event in (GaussianDpEvent(counts), GaussianDpEvent(choice), SelfComposedDpEvent(step, plan.steps)):
