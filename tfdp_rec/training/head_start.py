@@ -16,7 +16,7 @@ on, all of what it remembers of them would seem to be knowledge.
 
 **How much counts cost.** With n units, V values of all inputs and σ the noise of one release of the whole budget, the
 noise of a usual count, n/2V, is to be a quarter of what chance does to it, in variance: a share of 8 V σ²/n of σ⁻²,
-within 2% and 90%. Where not even counts are that clear, what a training adds to them would be less so.
+within 2% and 90%.
 
 **Offsets of clicks.** A unit adds its rows of each value, with a click and without, to two counts. In each of k inputs
 all its numbers are divided by the root of k times their squares' sum: together 1 in ℓ₂. `log_odds` makes offsets of
