@@ -117,7 +117,6 @@ def test_what_it_costs_by_the_accountant_beside():
     (counts, choice), labels = zip(*plan.accountant.spending.history.uses)
     assert labels == ("counts to begin at", "choice of what training added")
     counts, choice = counts.noise_multiplier, choice.noise_multiplier
-    assert counts * 0.4**0.5 == pytest.approx(choice)  # a fiftieth and a twentieth of σ⁻²
     chance = plan.sampling.expected_batch_size / (0.9 * ROWS)
     step = PoissonSampledDpEvent(chance, GaussianDpEvent(plan.noise_multiplier))
     for event in (GaussianDpEvent(counts), GaussianDpEvent(choice), SelfComposedDpEvent(step, plan.steps)):
@@ -185,7 +184,7 @@ def test_what_is_noise_alone_gives_no_offsets_and_a_wrong_scale_of_it_does():
     assert log_odds(noisy, noise=30.0)[0].std() < 0.1 < log_odds(noisy, noise=15.0)[0].std()
 
 
-@pytest.mark.parametrize("epsilon, rows, share", [(8.0, 4_000, 0.02), (1.0, 300, 0.9), (3.0, 4_000, None)])
+@pytest.mark.parametrize("epsilon, rows, share", [(19.0, 4_000, 0.02), (1.0, 300, 0.7), (3.0, 4_000, None)])
 def test_counts_have_the_share_that_their_noise_needs(epsilon, rows, share):
     private = private_of(of_clicks(), ((USER[:rows], ITEM[:rows]), CLICKS[:rows]), epsilon=epsilon, batch_size=60)
     noise, whole = private._start._noise, noise_of_one_release(epsilon, private.plan.delta)

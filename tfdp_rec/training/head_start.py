@@ -50,7 +50,7 @@ from tfdp_rec.training.model import PrivateModel
 from tfdp_rec.training.row_predictions import RowPredictions
 
 COUNTS, CHOICE = "counts to begin at", "choice of what training added"
-_LEAST_COUNTS, _MOST_COUNTS, _CHOICE = 0.02, 0.9, 0.05  # shares of σ⁻²
+_LEAST_COUNTS, _MOST_COUNTS, _MOST_BY_RDP, _CHOICE = 0.02, 0.9, 0.7, 0.05  # shares of σ⁻²
 _NOISY = 0.25  # variance by noise of a usual count, in that by chance
 _HELD_OUT = 10  # one unit of so many
 _SCALES = (0.1, 0.3, 0.6, 1.0)
@@ -105,12 +105,13 @@ class HeadStart:
             outputs = keras.layers.Activation("sigmoid" if of_clicks else "softmax")(outputs)
         self.model, self._is_chosen = PrivateModel(private.input, outputs, name=private.name), False
 
-    def price(self, epsilon: float, delta: float) -> list[Use]:
+    def price(self, epsilon: float, delta: float, accountant: str = "pld") -> list[Use]:
         """What the plan is to pay for."""
         whole = noise_of_one_release(epsilon, delta)
         values = sum(table.input_dim for table, *_ in self._columns) or self._classes
         needed = 2 * whole**2 * values / (_NOISY * (1 + self._units.max()))
-        share = float(np.clip(needed, _LEAST_COUNTS, _MOST_COUNTS))
+        most = _MOST_COUNTS if accountant == "pld" else _MOST_BY_RDP  # which tells a larger ε of the same noise
+        share = float(np.clip(needed, _LEAST_COUNTS, most))
         self._noise, self._noise_of_choice = whole / share**0.5, whole / _CHOICE**0.5
         return [Use(GaussianDpEvent(self._noise), COUNTS), Use(GaussianDpEvent(self._noise_of_choice), CHOICE)]
 

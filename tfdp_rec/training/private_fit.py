@@ -427,7 +427,7 @@ def make_private(
         plan = PrivatePlan(
             sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs,
             l2_norm_clip=settings.get("l2_norm_clip", "auto" if start else 1.0), accountant=accountant,
-            spent=[*([release.use] if release else []), *(start.price(epsilon, delta) if start else [])],
+            spent=[*([release.use] if release else []), *(start.price(epsilon, delta, accountant) if start else [])],
         )
     if learning_rate is None and further.get("table_rule") is not None:
         raise ValueError("table_rule= needs learning_rate=: there is a default for plain SGD alone.")
