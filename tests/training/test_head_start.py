@@ -88,7 +88,7 @@ def test_one_unit_less_moves_what_is_released_by_at_most_one(monkeypatch, data, 
         sums.append([])
         model = of_clicks() if len(data[0]) == 2 else of_classes()
         start = HeadStart(model, (some, data[1][rows]), units[rows], np.array([], int), len(data[0]) == 2, True)
-        start.price(8.0, 1e-5)
+        start.price(8.0, 1e-5, by)
         start.begin()
         return sums.pop()
 
@@ -330,6 +330,32 @@ def test_an_id_outside_a_table_fails_before_anything_is_counted(monkeypatch):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("saved", [False, True])
+def test_counts_of_rows_are_no_counts_of_users(tmp_path, saved):
+    """A user may have many rows: a model that holds counts of rows is not trained by user, also before its first step."""
+    model = private_of(of_clicks(), ((USER, ITEM), CLICKS), reliability=30.0).model
+    if saved:
+        model.save(tmp_path / "model.keras")
+        model = keras.models.load_model(tmp_path / "model.keras")
+        model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
+    with pytest.raises(tfdp_rec.privacy.Unaccounted, match="made for another unit, one row"):
+        tfdp_rec.make_private(model, ((USER, ITEM), CLICKS), unit=USER, epsilon=8.0, batch_size=5, epochs=1).fit(verbose=0)
+
+
+def test_ids_that_a_lookup_takes_are_not_counted():
+    """It admits what it does not know, and no table of offsets has a row for that."""
+    user, word = (keras.Input([], dtype="int32", name=name) for name in ("user", "word"))
+    known = L.IntegerLookup(vocabulary=[100, 200])(word)
+    joined = L.Concatenate()([L.Embedding(USERS, 4)(user), L.Embedding(4, 4)(known)])
+    model = keras.Model([user, word], L.Dense(1)(joined))
+    model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
+    words = RNG.choice([100, 200, 300], size=ROWS)
+    private = private_of(model, ((USER, words), CLICKS))
+    assert [each.name for each in private.model.layers if each.name.startswith("counts_")] == ["counts_7"]
+    private.fit(verbose=0)
+    assert private.model.is_private
+
+
 def test_earlier_steps_on_the_same_weights_count():
     model = of_clicks()
     with pytest.warns(UserWarning, match="trained before"):

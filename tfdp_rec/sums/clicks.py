@@ -75,8 +75,8 @@ class ClickModel:
         words: Source of random bits, for tests; the operating system's by default.
         factors: Two columns, such as user and item, for whose values vectors are found; public, as `counted`. The last
             of the turns is of the first column.
-        click_weight: Rows without a click of its unit that one with a click weighs; where the others were drawn at
-            will, 2 leaves more of the bound to what tells more.
+        click_weight: Rows without a click of its unit that one with a click weighs, for users of many rows; where the
+            others were drawn at will, 2 leaves more of the bound to what tells more.
 
     Raises:
         TypeError: Both or neither of `epsilon` and `noise_multiplier` are given.

@@ -364,7 +364,7 @@ class _Cells:
             raise ValueError("thresholds must be public, finite and increasing, such as np.linspace(0, 1, 33).")
         unit_numbers(rows.unit, len(scores))  # refuses ids that are missing or too few
         numbers = unit_numbers([*units, *rows.unit], len(units) + len(scores))[len(units) :]  # units' own come first
-        if numbers.max(initial=0) >= len(units):
+        if numbers.max(initial=-1) >= len(units):
             raise ValueError("A row is of a unit that is not in units: give all held-out ones there, by the same ids.")
         cells = np.searchsorted(bounds, scores, side="right") + (labels == 1) * (len(bounds) + 1)
         return cls(cells, np.bincount(numbers)[numbers], 2 * (len(bounds) + 1))

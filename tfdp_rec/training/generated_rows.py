@@ -101,8 +101,8 @@ def _standardize(values: np.ndarray) -> np.ndarray:
     return (values - values.mean()) / spread if spread > 1e-6 else np.zeros_like(values)
 
 
-def values_of_inputs(model: keras.Model, inputs: Any) -> list[np.ndarray | None]:
-    """What each input may hold, by the layers that take its ids; None for numbers that are none."""
+def layers_of_inputs(model: keras.Model, inputs: Any) -> list[list[keras.layers.Layer]]:
+    """The layers that the ids of each input reach first: of a lookup and the table behind it, the lookup."""
     specs = tf.nest.flatten(inputs)
     taken_by: list[list[keras.layers.Layer]] = [[] for _ in specs]
 
@@ -121,7 +121,14 @@ def values_of_inputs(model: keras.Model, inputs: Any) -> list[np.ndarray | None]
             return model(tf.nest.pack_sequence_as(inputs, leaves))
 
     forward.get_concrete_function(*(tf.TensorSpec(spec.shape, spec.dtype) for spec in specs))
-    found = [min((_values_of(layer) for layer in _nearest(layers)), key=len, default=None) for layers in taken_by]
+    embeds = [bool(layers) and isinstance(layers[0], keras.layers.Embedding) for layers in taken_by]
+    return [layers if embedded else layers[:1] for layers, embedded in zip(taken_by, embeds, strict=True)]
+
+
+def values_of_inputs(model: keras.Model, inputs: Any) -> list[np.ndarray | None]:
+    """What each input may hold, by the layers that take its ids; None for numbers that are none."""
+    specs, taken_by = tf.nest.flatten(inputs), layers_of_inputs(model, inputs)
+    found = [min(map(_values_of, layers), key=len, default=None) for layers in taken_by]
     for number, (spec, values) in enumerate(zip(specs, found)):
         if values is None and not spec.dtype.is_floating or values is not None and not len(values):
             raise ValueError(
@@ -130,11 +137,6 @@ def values_of_inputs(model: keras.Model, inputs: Any) -> list[np.ndarray | None]
                 "does not know its values."
             )
     return found
-
-
-def _nearest(layers: list[keras.layers.Layer]) -> list[keras.layers.Layer]:
-    """The layers that an input's ids reach first: of a lookup and the table behind it, the lookup."""
-    return layers[:1] if layers and not isinstance(layers[0], keras.layers.Embedding) else layers
 
 
 def _values_of(layer: Any) -> np.ndarray:

@@ -16,7 +16,7 @@ on, all of what it remembers of them would seem to be knowledge.
 
 **How much counts cost.** With n units, V values of all inputs and σ the noise of one release of the whole budget, the
 noise of a usual count, n/2V, is to be a quarter of what chance does to it, in variance: a share of 8 V σ²/n of σ⁻²,
-within 2% and 90%.
+within 2% and 90%, or 70% by Rényi divergences, which tell a larger ε of it.
 
 **Offsets of clicks.** A unit adds its rows of each value, with a click and without, to two counts. In each of k inputs
 all its numbers are divided by the root of k times their squares' sum: together 1 in ℓ₂. `log_odds` makes offsets of
@@ -45,7 +45,7 @@ from tfdp_rec.core.ground.keras_internals import functional_class
 from tfdp_rec.sums.clicks import RELIABILITY
 from tfdp_rec.sums.fixed_point import ONE, release_sums, unit_sums
 from tfdp_rec.sums.reliability import private_reliability
-from tfdp_rec.training.generated_rows import values_of_inputs
+from tfdp_rec.training.generated_rows import layers_of_inputs
 from tfdp_rec.training.model import PrivateModel
 from tfdp_rec.training.row_predictions import RowPredictions
 
@@ -105,15 +105,16 @@ class HeadStart:
             outputs = keras.layers.Activation("sigmoid" if of_clicks else "softmax")(outputs)
         self.model, self._is_chosen = PrivateModel(private.input, outputs, name=private.name), False
 
-    def price(self, epsilon: float, delta: float, accountant: str = "pld") -> list[Use]:
-        """What the plan is to pay for."""
+    def price(self, epsilon: float, delta: float, unit: str, accountant: str = "pld") -> list[Use]:
+        """What the plan is to pay for, for units of that name."""
         whole = noise_of_one_release(epsilon, delta)
         values = sum(table.input_dim for table, *_ in self._columns) or self._classes
         needed = 2 * whole**2 * values / (_NOISY * (1 + self._units.max()))
-        most = _MOST_COUNTS if accountant == "pld" else _MOST_BY_RDP  # which tells a larger ε of the same noise
+        most = _MOST_COUNTS if accountant == "pld" else _MOST_BY_RDP
         share = float(np.clip(needed, _LEAST_COUNTS, most))
         self._noise, self._noise_of_choice = whole / share**0.5, whole / _CHOICE**0.5
-        return [Use(GaussianDpEvent(self._noise), COUNTS), Use(GaussianDpEvent(self._noise_of_choice), CHOICE)]
+        priced = ((self._noise, COUNTS), (self._noise_of_choice, CHOICE))
+        return [Use(GaussianDpEvent(noise), label, unit=unit) for noise, label in priced]
 
     def freeze_bias(self) -> None:
         """Freezes what counts tell better, and what would take most of each example's clip."""
@@ -177,15 +178,17 @@ def _find_columns(private: Any, features: Any) -> list[tuple[Any, Any, NDArray[n
         inputs = [by_name[name] for name in sorted(features)]  # as a nest is flattened
     number = len(private.layers)  # names that no layer has, also of a model that has begun at counts before
     found: list[tuple[Any, Any, NDArray[np.int64]]] = []
-    for each, ids, values in zip(inputs, map(np.squeeze, tf.nest.flatten(features)), values_of_inputs(private, specs)):
-        if values is not None and ids.dtype.kind in "iu" and ids.ndim == 1:
+    for each, ids, layers in zip(inputs, map(np.squeeze, tf.nest.flatten(features)), layers_of_inputs(private, specs)):
+        # Not ids behind a lookup, which admits others than it knows: the table of offsets would refuse their rows.
+        sizes = [layer.input_dim for layer in layers if isinstance(layer, keras.layers.Embedding)]
+        if sizes and len(sizes) == len(layers) and ids.dtype.kind in "iu" and ids.ndim == 1:
             name = f"counts_{number + len(found)}"
-            table = keras.layers.Embedding(int(values.max()) + 1, 1, "zeros", trainable=False, name=name)
+            table = keras.layers.Embedding(min(sizes), 1, "zeros", trainable=False, name=name)
             found.append((table, each, ids))
     if not found:
         raise ValueError(
-            "begin_at='counts' counts clicks by inputs that hold one id a row, a whole number that an Embedding takes, "
-            f"and '{private.name}' has none: leave it out."
+            "begin_at='counts' counts clicks by inputs that hold one id a row, a whole number that an Embedding takes "
+            f"as it is, and '{private.name}' has none: leave it out."
         )
     return found
 

@@ -256,10 +256,10 @@ class PrivateFit:
 class _Release:
     """The one release that a plan pays for; copies of a `PrivateFit` share it."""
 
-    def __init__(self, noise_multiplier: float, data: Any, unit: Any, from_logits: bool):
+    def __init__(self, noise_multiplier: float, data: Any, unit: Any, from_logits: bool, name_of_unit: str):
         self._noise, self._from_logits = check_noise(noise_multiplier), from_logits
         self.predictions = RowPredictions(data[0])
-        self.use = Use(GaussianDpEvent(self._noise), LABEL)
+        self.use = Use(GaussianDpEvent(self._noise), LABEL, unit=name_of_unit)
         # Kept as they are now: the caller's arrays may change, and with them whose rows are counted together.
         self._clicks = np.array(data[1]).reshape(-1)
         self._units = None if unit is None else unit_numbers(unit, len(self._clicks))
@@ -336,7 +336,7 @@ def make_private(
         plan: Plan of the training, such as one of `tfdp_rec.tune`, instead of epsilon, batch_size, epochs, delta and
             reliability; its clip is used where none is given.
         begin_at: "counts" for a model of clicks or classes that is never worse than counts, but by their noise: 2% to
-            90% of σ⁻², the more the fewer units a value has, count clicks by each input of ids, or classes. They are
+            90% of σ⁻², the more the fewer units a value has, count clicks by each input of an Embedding, or classes. They are
             added to the logits of `PrivateFit.model`, which is a new model on the same layers, and not trained; nor is
             the bias of a last `Dense`, whose `trainable` becomes False. A tenth of the units, which are not trained on,
             decide how much of the training stays. The clip is "auto" if none is given.
@@ -421,13 +421,18 @@ def make_private(
         from_logits = bool(getattr(loss, "from_logits", False))
         start = HeadStart(private, data, of_rows, held_out, _is_of_clicks(loss), from_logits)
         private = start.model
-    release = None if reliability is None else _Release(reliability, data, unit, _click_loss(compiled, data, private))
+    release = None
+    if reliability is not None:
+        release = _Release(reliability, data, unit, _click_loss(compiled, data, private), name_of_unit)
     if plan is None:
         assert epsilon is not None and delta is not None
         plan = PrivatePlan(
             sampling=sampling, epsilon=epsilon, delta=delta, steps=steps_per_epoch * epochs,
             l2_norm_clip=settings.get("l2_norm_clip", "auto" if start else 1.0), accountant=accountant,
-            spent=[*([release.use] if release else []), *(start.price(epsilon, delta, accountant) if start else [])],
+            spent=[
+                *([release.use] if release else []),
+                *(start.price(epsilon, delta, name_of_unit, accountant) if start else []),
+            ],
         )
     if learning_rate is None and further.get("table_rule") is not None:
         raise ValueError("table_rule= needs learning_rate=: there is a default for plain SGD alone.")

@@ -130,7 +130,7 @@ class PrivatePlan:
         self._before = self._payer.steps
         self._optimizer: Any = None  # the one that the gate is open for, outside of a fit
         for use in self._uses.values():
-            self._payer.spend(*use, id=use.id)
+            self._payer.spend(*use, use.id, use.unit)
 
     @classmethod
     def suggest(

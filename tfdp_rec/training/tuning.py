@@ -135,7 +135,7 @@ def tune(
                 print(f"The search in {folder} has ended: this is its best model.")
             release = plan_release(search.state["noise"], search.state["id"])
             payer.set_event(release.step)
-            payer.spend(*release.use, id=release.id)
+            payer.spend(*release.use, release.id)
             round_up_function_numbers()
             while search.state["runs"]:
                 settings = choices[search.state["runs"][0]]

@@ -228,13 +228,14 @@ class Accountant:
         self._most[basis] = most
         return most
 
-    def spend(self, event: DpEvent, label: str, id: str = "") -> None:
+    def spend(self, event: DpEvent, label: str, id: str = "", unit: str = "") -> None:
         """Counts one other use of the units' data, such as a count of popularity.
 
         Args:
             event: Event of the whole use, without sampling.
             label: Name of the use in the statement.
             id: Id of the use, under which it is counted, and paid for, once; by default a new one.
+            unit: What it protects, if that is to be in the history of a model that carries it (`Use`).
 
         Example:
             >>> from tfdp_rec.privacy import PoissonSampling
@@ -245,7 +246,7 @@ class Accountant:
         """
         events.to_json(event)
         check_supported(event, self.accountant)
-        self.spending.spend(Use(event, label, id))
+        self.spending.spend(Use(event, label, id, unit))
 
     def give_back_rest(self) -> None:
         """Gives back the steps that were paid for in the ledger and will not be made."""

@@ -47,6 +47,7 @@ class Use(tuple[DpEvent, str]):
         event: Event of the whole use, without sampling.
         label: Name of the use in a statement.
         id: Id of the use, for a program that is run again and does not use the data again; by default a new one.
+        unit: What the event protects, such as "user": an accountant of another unit refuses a model that carries it.
 
     Example:
         >>> import dp_accounting
@@ -56,16 +57,17 @@ class Use(tuple[DpEvent, str]):
     """
 
     id: str
+    unit: str
 
-    def __new__(cls, event: DpEvent, label: str, id: str = "") -> Use:
+    def __new__(cls, event: DpEvent, label: str, id: str = "", unit: str = "") -> Use:
         if not isinstance(label, str) or not label:
             raise ValueError(f"A use of the data needs a label, a few words for the statement, got {label!r}.")
         made = super().__new__(cls, (event, label))
-        made.id = id or new_id()
+        made.id, made.unit = id or new_id(), unit
         return made
 
-    def __getnewargs__(self) -> tuple[DpEvent, str, str]:
-        return *self, self.id
+    def __getnewargs__(self) -> tuple[DpEvent, str, str, str]:
+        return *self, self.id, self.unit
 
     @classmethod
     def of(cls, declared: tuple[DpEvent, str]) -> Use:
@@ -75,7 +77,7 @@ class Use(tuple[DpEvent, str]):
     @property
     def entry(self) -> Entry:
         """The entry of the use in a privacy history."""
-        return Entry(self[0], 1, label=self[1])
+        return Entry(self[0], 1, {"unit": self.unit} if self.unit else None, label=self[1])
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,7 +86,7 @@ class Entry:
 
     event: DpEvent  # of one step on its batch, or of the whole use
     steps: int  # begun; 1 for a use that is no step
-    sampling: Mapping[str, Any] | None = None  # state of what drew the batches; None if that is not proved, or no step
+    sampling: Mapping[str, Any] | None = None  # state of what drew the batches; None if not proved; a use's unit alone
     void: str = ""  # reason why these steps have no guarantee
     label: str = ""  # name of a use that is no private step, such as "popularity counts"
     ordinary: bool = False  # steps of an optimizer that is not private: named in statements, never priced

@@ -135,11 +135,11 @@ class Spending:
 
     def _refuse_other_units(self, carried: Entries) -> None:
         # A user may have many rows: what a step costs for one row does not tell what it costs for a user.
-        units = {entry.sampling.get("unit") for entry in carried if entry.sampling and not entry.label}
+        units = {entry.sampling.get("unit") for entry in carried if entry.sampling and not entry.ordinary}
         for unit in units - {self.sampling.unit}:
             raise Unaccounted(
-                f"Steps were made for another unit, one {unit}, and this accountant counts for one "
-                f"{self.sampling.unit}: what a step costs for the one does not tell what it costs for the other. Train "
+                f"Steps or counts were made for another unit, one {unit}, and this accountant counts for one "
+                f"{self.sampling.unit}: what they cost for the one does not tell what they cost for the other. Train "
                 "a model anew with samplings of one unit."
             )
 
