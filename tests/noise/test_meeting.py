@@ -409,6 +409,16 @@ def limited(optimizer, table, made):
     return move, within(made.rows(own)[0], move, optimizer.debts.bound.limit(made))
 
 
+def test_a_step_raises_the_bound_of_every_table():
+    """Another optimizer may train the one with small weights alone."""
+    tables = [keras.Variable(np.full([4, 2], size, "float32"), name=f"of_{size}") for size in (10.0, 0.1)]
+    optimizer = tfdp_rec.LazyDPSGD(0.5, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=1.0)
+    build_by_hand(optimizer, tables, tables)
+    step(optimizer, tables[0], [0])
+    first, second = (float(size) for size in optimizer.debts.bound.sizes)
+    assert first == second >= 10.0
+
+
 def test_a_bounded_move_changes_no_more_than_the_move():
     """Beside the bound two sums that differ by one example differ by no more, and without a gradient by nothing."""
     table, optimizer = table_and(tfdp_rec.LazyDPSGD, 2.0**-14, width=200)

@@ -332,14 +332,15 @@ def test_an_id_outside_a_table_fails_before_anything_is_counted(monkeypatch):
 @pytest.mark.slow
 @pytest.mark.parametrize("saved", [False, True])
 def test_counts_of_rows_are_no_counts_of_users(tmp_path, saved):
-    """A user may have many rows: a model that holds counts of rows is not trained by user, also before its first step."""
+    """A user may have many rows: a model that holds counts of rows is not trained by user, before a step either."""
     model = private_of(of_clicks(), ((USER, ITEM), CLICKS), reliability=30.0).model
     if saved:
         model.save(tmp_path / "model.keras")
         model = keras.models.load_model(tmp_path / "model.keras")
         model.compile("adam", keras.losses.BinaryCrossentropy(from_logits=True))
     with pytest.raises(tfdp_rec.privacy.Unaccounted, match="made for another unit, one row"):
-        tfdp_rec.make_private(model, ((USER, ITEM), CLICKS), unit=USER, epsilon=8.0, batch_size=5, epochs=1).fit(verbose=0)
+        options = {"epsilon": 8.0, "batch_size": 5, "epochs": 1}
+        tfdp_rec.make_private(model, ((USER, ITEM), CLICKS), unit=USER, **options).fit(verbose=0)
 
 
 def test_ids_that_a_lookup_takes_are_not_counted():

@@ -67,7 +67,7 @@ class PrivacyBudget(keras.callbacks.Callback):
         # The optimizer's own choices, such as a pre-selection of rows, cost before the first step.
         for use in getattr(self.model.optimizer, "events_before_training", list)():
             if not self.accountant.spending.has_spent(use):
-                self.accountant.spend(*use, use.id, use.unit)
+                self.accountant.spend(use[0], use[1], use.id)
         self.ended_fit, self._last_epoch = False, False
         self.model.optimizer.privacy_history.gate.leave_epoch()
         self._allowance = Allowance(self.accountant, self.target_epsilon, self.steps, in_fit=True)

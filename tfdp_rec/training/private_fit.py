@@ -336,10 +336,10 @@ def make_private(
         plan: Plan of the training, such as one of `tfdp_rec.tune`, instead of epsilon, batch_size, epochs, delta and
             reliability; its clip is used where none is given.
         begin_at: "counts" for a model of clicks or classes that is never worse than counts, but by their noise: 2% to
-            90% of σ⁻², the more the fewer units a value has, count clicks by each input of an Embedding, or classes. They are
-            added to the logits of `PrivateFit.model`, which is a new model on the same layers, and not trained; nor is
-            the bias of a last `Dense`, whose `trainable` becomes False. A tenth of the units, which are not trained on,
-            decide how much of the training stays. The clip is "auto" if none is given.
+            90% of σ⁻², the more the fewer units a value has, count clicks by each input of an Embedding, or classes.
+            They are added to the logits of `PrivateFit.model`, which is a new model on the same layers, and not
+            trained; nor is the bias of a last `Dense`, whose `trainable` becomes False. A tenth of the units, which are
+            not trained on, decide how much of the training stays. The clip is "auto" if none is given.
         **settings: Further settings of the mechanism, such as momentum, and `microbatch_size`, `diagnostics` and
             `adapted_to_public_data` of `PrivateModel.compile`.
 

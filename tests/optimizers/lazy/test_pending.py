@@ -334,13 +334,41 @@ def test_a_mark_waits_for_the_noise_that_it_tells_of():
     marks = [each for each in writes if each.get_attr("dtype") == tf.int64]
     assert marks and len(marks) < len(writes)
     for mark in marks:
-        before, ahead = set(), [mark]
-        while ahead:
-            operation = ahead.pop()
-            new = {*operation.control_inputs, *(each.op for each in operation.inputs)} - before
-            before |= new
-            ahead += new
+        before = waited_for(mark)
         assert any(each in before and each.get_attr("dtype") == tf.float32 for each in writes)
+
+
+def waited_for(operation):
+    before, ahead = set(), [operation]
+    while ahead:
+        operation = ahead.pop()
+        new = {*operation.control_inputs, *(each.op for each in operation.inputs)} - before
+        before |= new
+        ahead += new
+    return before
+
+
+def test_rows_wait_for_the_bound_that_their_step_raises():
+    """A step that is cut short in between would leave weights beyond what others know of."""
+    tables = [keras.Variable(np.zeros([6, 2], "float32"), name=f"table_{number}") for number in range(3)]
+    optimizer = LazyDPSGD(1.0, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=1.0)
+    build_by_hand(optimizer, tables, tables)
+
+    def step():
+        gradients = {table.path: tf.IndexedSlices(tf.ones([1, 2]), tf.constant([1], tf.int64)) for table in tables}
+        optimizer.apply(ClippedSum(gradients, tf.zeros([3]), tf.constant(1.0), tf.zeros([3])))
+
+    graph = tf.function(step, autograph=False).get_concrete_function().graph
+    sizes = {id(size.handle) for size in optimizer.debts.bound.sizes}
+    raising = [each for each in graph.get_operations() if each.type == "If"]
+    raising = [each for each in raising if sizes <= {id(captured_by(graph, given)) for given in each.inputs}]
+    rows = [each for each in graph.get_operations() if each.type == "ResourceScatterUpdate"]
+    rows = [each for each in rows if each.get_attr("dtype") == tf.float32]
+    assert raising and len(rows) == 3 and all(set(raising) & waited_for(each) for each in rows)
+
+
+def captured_by(graph, tensor):
+    return next((outer for outer, inner in graph.captures if inner is tensor), None)
 
 
 ROWS, WIDTH, STEPS = 25, 40_000, 6
