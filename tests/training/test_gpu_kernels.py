@@ -61,7 +61,7 @@ def test_a_step_copies_few_numbers_between_a_gpu_and_its_host():
     three, five = ([part.total() for part in count_step("LazyDPSGD", tables).parts] for tables in (3, 5))
     a_table = [(more - less) / 2 for more, less in zip(five, three, strict=True)]
     assert a_table[0] <= 9 and a_table[1:] == [0, 0]
-    assert three[0] <= 560 and three[1] <= 19 and three[2] <= 28
+    assert three[0] <= 570 and three[1] <= 19 and three[2] <= 28
 
 
 @pytest.mark.fast_cases("GRU")

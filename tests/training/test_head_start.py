@@ -329,7 +329,7 @@ def test_an_id_outside_a_table_fails_before_anything_is_counted(monkeypatch):
         private_of(of_clicks(), ((USER, with_one(ITEM, ITEMS)), CLICKS))
 
 
-@pytest.mark.slow
+@pytest.mark.fast_cases("True")
 @pytest.mark.parametrize("saved", [False, True])
 def test_counts_of_rows_are_no_counts_of_users(tmp_path, saved):
     """A user may have many rows: a model that holds counts of rows is not trained by user, before a step either."""
@@ -357,6 +357,7 @@ def test_ids_that_a_lookup_takes_are_not_counted():
     assert private.model.is_private
 
 
+@pytest.mark.slow
 def test_earlier_steps_on_the_same_weights_count():
     model = of_clicks()
     with pytest.warns(UserWarning, match="trained before"):
