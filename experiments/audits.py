@@ -9,8 +9,8 @@
                canaries as data: users of a two-tower model who watched one movie, often, and then one of their own;
                all that is asked is how the released model scores these movies after that one
 
-Canaries move what is released as much as the clip lets them. A row has the claim, medians of bounds over the claim, and runs
-above the claim.
+Canaries move what is released as much as the clip lets them. A row has the claim, medians of bounds over the claim, and
+runs above the claim.
 """
 
 from __future__ import annotations
