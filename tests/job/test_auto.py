@@ -145,7 +145,9 @@ def test_it_is_paid_once_with_the_noise_that_is_drawn_and_begun_before_a_user_is
     assert seen and all(each == [comparison._BEGUN] for each in seen)
     assert noted(job) == [comparison._BEGUN, comparison.CHOICE]
     ((units, *_), given) = drawn[0]
-    assert given == {"noise_multiplier": job.budget.comparison.noise_multiplier}  # and twice as much as the threshold
+    noise = job.budget.comparison.noise_multiplier
+    deviation = (noise**2 + len(units) / 10) ** 0.5  # of the noise, and of who is compared
+    assert given == {"noise_multiplier": noise, "threshold": pytest.approx(2 * deviation)}
     assert units is job.users.compared
 
 

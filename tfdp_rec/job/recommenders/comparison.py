@@ -2,11 +2,12 @@
 
     public numbers say that training cannot gain  →  private sums with the whole budget, and nothing else
     otherwise   sums with 0.98 of σ⁻²  →  steps upon them  →  the choice, which was paid for before the steps
-                the trained model leaves if recall@10, added up over the compared users, grew by more than 2σ
+                the trained model leaves if recall@10, added up over m compared users, grew by 2√(σ² + m/10)
 
 The compared users are a quarter of those held out, by a hash of their ids: no sum and no step has them, and no test.
 So the sums are of as many users as alone, and their noise is 1% larger: that is what a training that does not gain has
-cost. An example is chosen by its user's own rows and a hash of the own id: no user moves another's value.
+cost. Beside the noise the growth has the chance of who is compared, of variance m/10 if the models differ on a tenth of
+them. An example is chosen by its user's own rows and a hash of the own id: no user moves another's value.
 
 **After a kill.** The ledger has a note before the users are asked, and another with the choice before anything depends
 on it. If it has the first and not the second, the sums are released, and no user is asked again.
@@ -18,6 +19,7 @@ of the whole budget. docs/sequences.md has what was measured.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -38,6 +40,7 @@ WHY_SUMS = (
 )
 _LEAST_USERS = 10_000  # for σ = 1
 _K = 10
+_DIFFER = 0.1  # share of users on whom the two may differ
 
 
 def resolve(settings: JobSettings, users: int, delta: float, ordered: bool) -> JobSettings:
@@ -65,9 +68,10 @@ def choose(job: Job, material: Material, sums: Any, trained: MadeRecommender) ->
     if not ledger.notes(CHOICE):
         ledger.note(_BEGUN, {})
         tests = Evaluation(_ByOwnRows(material.log, users), job.settings.seed, users_at_once(material.log.num_items))
+        noise = job.budget.comparison.noise_multiplier
         found = private_comparison(
             users, lambda: tests.ranks(start.scores) < _K, lambda: tests.ranks(trained.scores) < _K,
-            noise_multiplier=job.budget.comparison.noise_multiplier,
+            noise_multiplier=noise, threshold=2.0 * math.hypot(noise, (_DIFFER * len(users)) ** 0.5),
         )  # fmt: skip
         ledger.note(CHOICE, {name: value for name, value in found._asdict().items() if name != "event"})
     return trained if ledger.notes(CHOICE)[0]["end_is_better"] else start
