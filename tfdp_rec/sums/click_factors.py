@@ -53,7 +53,7 @@ def release_factors(
         noise: Noise multiplier of each turn.
         words: Source of random bits.
     """
-    known = np.random.default_rng(1).normal(size=(sizes[0], _START)) / _START**0.5  # public
+    known = (np.random.default_rng(1).random((sizes[0], _START)) - 0.5) * (12 / _START) ** 0.5  # public
     for turn in range(TURNS):
         to, width = (turn + 1) % 2, known.shape[1]
         given = known[ids[1 - to]] * (_RESIDUAL * np.clip(residuals, -1.0, 1.0))[:, None]
