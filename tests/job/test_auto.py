@@ -146,7 +146,7 @@ def test_it_is_paid_once_with_the_noise_that_is_drawn_and_begun_before_a_user_is
     assert noted(job) == [comparison._BEGUN, comparison.CHOICE]
     ((units, *_), given) = drawn[0]
     noise = job.budget.comparison.noise_multiplier
-    deviation = (noise**2 + len(units) / 10) ** 0.5  # of the noise, and of who is compared
+    deviation = (noise**2 + len(units) / 10) ** 0.5  # of the noise, and of the chance which users are compared
     assert given == {"noise_multiplier": noise, "threshold": pytest.approx(2 * deviation)}
     assert units is job.users.compared
 

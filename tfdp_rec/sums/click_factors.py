@@ -2,14 +2,14 @@
 
     logit = that of the columns + P(a) · Q(b)
 
-for values a and b of the two columns. P and Q are found by turns. At first P is random and public. With p a row's
-probability by what was released before, a unit gives to each value b of its rows
+for values a and b of the two columns. P and Q are found by turns. At first P is of pseudo-random numbers, which are
+public. With p a row's probability by what was released before, a unit gives to each value b of its rows
 
     Σ over its rows with b of  (4 (y − p) P(a), ¼),
 
 on a grid of whole numbers, all of it made shorter together to 1 in ℓ₂ where it is longer (`fixed_point.unit_sums`): a
-unit moves the sums of a turn by at most 1, whatever its rows. With 4 G and n / 4 the noisy sums
-of b, k the width of P, and h = n / (5 k), which is what the likelihood's curvature is about,
+unit moves the sums of a turn by at most 1, whatever its rows. With 4 G and n / 4 the noisy sums of b, k the width of P,
+and h = n / (5 k), which is what the likelihood's curvature is about,
 
     Q(b) = G h / (h² + (h + σ² / 16) / τ²):
 
@@ -68,4 +68,3 @@ def release_factors(
             turned = found @ axes[:_WIDTH].T / np.maximum(lengths[:_WIDTH], 1e-9)
             known = turned / np.maximum(np.linalg.norm(turned, axis=1, keepdims=True) / _LONGEST, len(turned.T) ** 0.5)
     return [found, known]
-

@@ -48,8 +48,8 @@ def unit_sums(
 ) -> NDArray[np.int64]:  # fmt: skip
     """Sums `[size, k]` over units of what their rows' `entries` `[rows, k]` add up to, in grid steps, without noise."""
     # With e a unit's sums, whole numbers, it gives q e, towards 0, where q² Σ e² ≤ 4²⁰ over / parts: √(over / parts) in
-    # ℓ₂, and less where Σ e² < least. q has 20 more bits than the grid. Beyond _MOST no e is told from another, and
-    # their squares could leave 64 bits.
+    # ℓ₂, and less where Σ e² < least. q has 20 more bits than the grid. A larger e counts as _MOST: squares of it could
+    # leave 64 bits.
     pairs, rows = np.unique(units * size + cells, return_inverse=True)
     owners = pairs // size
     given = np.stack([np.clip(_added(rows, column, len(pairs)), -_MOST, _MOST) for column in entries.T])

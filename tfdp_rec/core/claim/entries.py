@@ -86,7 +86,7 @@ class Entry:
 
     event: DpEvent  # of one step on its batch, or of the whole use
     steps: int  # begun; 1 for a use that is no step
-    sampling: Mapping[str, Any] | None = None  # state of what drew the batches; None if not proved; a use's unit alone
+    sampling: Mapping[str, Any] | None = None  # state of what drew the batches, if proved; of a use, its unit alone
     void: str = ""  # reason why these steps have no guarantee
     label: str = ""  # name of a use that is no private step, such as "popularity counts"
     ordinary: bool = False  # steps of an optimizer that is not private: named in statements, never priced

@@ -6,8 +6,8 @@
 
 The compared users are a quarter of those held out, by a hash of their ids: no sum and no step has them, and no test.
 So the sums are of as many users as alone, and their noise is 1% larger: that is what a training that does not gain has
-cost. Beside the noise the growth has the chance of who is compared, of variance m/10 if the models differ on a tenth of
-them. An example is chosen by its user's own rows and a hash of the own id: no user moves another's value.
+cost. The growth depends on which users happen to be compared, too: by that its variance is m/10, if the models differ
+on a tenth of them. An example is chosen by its user's own rows and a hash of the own id: no user moves another's value.
 
 **After a kill.** The ledger has a note before the users are asked, and another with the choice before anything depends
 on it. If it has the first and not the second, the sums are released, and no user is asked again.
