@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 
 from tfdp_rec.clipping import Outer, PerExample, Rows, Scores
 from tfdp_rec.core.sensitivity import cross_terms, engine, weights
+from tfdp_rec.core.sensitivity.factors import BagRows
 
 ROWS, WIDTH, CANDIDATES = 5, 3, 4
 RULES = [weights.clip_weight, weights.normalise_weight]
@@ -39,6 +40,8 @@ SHAPES = {
     "positions, Gram": {"x": (2, 12), "g": (2, 9)},
     "rows": {"ids": (4,), "r": (4, WIDTH)},
     "one row": {"ids": (1,), "r": (1, WIDTH)},
+    "a bag": {"ids": (4,), "k": (4,), "q": (WIDTH,)},
+    "a bag and scores": {"ids": (3,), "k": (3,), "p": (WIDTH,), "d": (CANDIDATES,), "q": (WIDTH,)},
     "scores": {"d": (CANDIDATES,), "q": (WIDTH,)},
     "rows and scores": {"ids": (2,), "r": (2, WIDTH), "d": (CANDIDATES,), "q": (WIDTH,)},
     "two scores": {"d": (CANDIDATES,), "q": (WIDTH,), "c": (CANDIDATES,), "p": (WIDTH,)},
@@ -59,6 +62,10 @@ def variables_of(kind, a):
         "positions, Gram": lambda: {"v": [Outer(a["x"], a["g"], as_is)]},
         "rows": lambda: {"v": [Rows(a["ids"], a["r"], table)]},
         "one row": lambda: {"v": [Rows(a["ids"], a["r"], table)]},
+        "a bag": lambda: {"v": [BagRows(a["ids"], a["k"], a["q"], table)]},
+        "a bag and scores": lambda: {
+            "v": [BagRows(a["ids"], a["k"], a["p"], table), Scores(negatives, a["d"], a["q"], table)]
+        },
         "scores": lambda: {"v": [Scores(negatives, a["d"], a["q"], table)]},
         "rows and scores": lambda: {
             "v": [Rows(a["ids"], a["r"], table), Scores(negatives, a["d"], a["q"], table)]
@@ -141,6 +148,8 @@ def _tampered(rng, arrays, examples):
             if other in arrays and rng.random() < 0.8:
                 copied = -arrays[one][b] if one == "q" else arrays[one][b][::-1]  # candidates stand the other way round
                 arrays[other][b] = copied * (1 + how_near)
+        if "k" in arrays and rng.random() < 0.8:
+            arrays["k"][b, 1] = -arrays["k"][b, 0] * (1 + how_near)
         if "d" in arrays and rng.random() < 0.8:
             arrays["d"][b, 1] = -arrays["d"][b, 0] * (1 + how_near)
     return arrays
@@ -222,7 +231,7 @@ def test_climbed(kind):
 
 
 @EVERY_RULE
-@pytest.mark.parametrize("kind", ["dense", "rows", "formed"])
+@pytest.mark.parametrize("kind", ["dense", "rows", "a bag", "formed"])
 @pytest.mark.parametrize("size", [1024, 4096])
 def test_drawn_of_many(kind, size, rule):
     """Large batches are summed in pieces, or in float64."""
@@ -231,7 +240,7 @@ def test_drawn_of_many(kind, size, rule):
 
 @EVERY_RULE
 @pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e-2, 1.0, 1e18])
-@pytest.mark.parametrize("kind", ["positions, formed", "positions, Gram", "rows", "two scores"])
+@pytest.mark.parametrize("kind", ["positions, formed", "positions, Gram", "rows", "a bag", "two scores"])
 def test_parts_that_cancel_at_every_size(kind, scale, rule):
     rng = np.random.default_rng(7)
     for size in (2, 33):

@@ -54,12 +54,22 @@ def scores_of_positions(rng, batch, length, ids=None):
     return factors.Scores(tf.constant(ids), tf.constant(d), tf.constant(q), [ROWS, WIDTH]), formed
 
 
+def bag(rng, batch, length):
+    """Of rows that each example adds up; some coefficients cancel."""
+    ids, c, q = rng.integers(0, ROWS, [batch, length]), rng.normal(size=[batch, length]), rng.normal(size=[batch, WIDTH])
+    c[:, 1::2] = -c[:, : length - 1 : 2] if length > 1 and rng.random() < 0.3 else c[:, 1::2]
+    formed = np.zeros([batch, ROWS, WIDTH])
+    for b, t in itertools.product(range(batch), range(length)):
+        formed[b, ids[b, t]] += c[b, t] * q[b]
+    return factors.BagRows(tf.constant(ids), tf.constant(c), tf.constant(q), [ROWS, WIDTH]), formed
+
+
 def per_example(rng, batch, length):
     values = rng.normal(size=[batch, ROWS, WIDTH])
     return factors.PerExample(tf.constant(values)), values
 
 
-KINDS = {"rows": rows, "outer": outer, "scores": scores, "positions": scores_of_positions, "per_example": per_example}
+KINDS = {"rows": rows, "bag": bag, "outer": outer, "scores": scores, "positions": scores_of_positions, "per_example": per_example}
 batches, lengths, seeds = st.integers(0, 5), st.integers(0, 6), st.integers(0, 2**31)
 
 
@@ -94,11 +104,12 @@ def test_one_kind_read_twice_is_one_gradient(kind, batch, first, second, seed):
     check([a, b], formed_a + formed_b)
 
 
-@pytest.mark.fast_cases("rows-outer", "outer-per_example")
+@pytest.mark.fast_cases("rows-outer", "outer-per_example", "bag-scores")
 @pytest.mark.parametrize(
     "one, other",
     [
-        ("rows", "outer"), ("rows", "scores"), ("rows", "positions"), ("scores", "positions"), ("outer", "per_example")
+        ("rows", "outer"), ("rows", "scores"), ("rows", "positions"), ("scores", "positions"), ("outer", "per_example"),
+        ("bag", "rows"), ("bag", "outer"), ("bag", "scores"),
     ],
 )  # fmt: skip
 @quickly
@@ -132,7 +143,7 @@ def test_a_weight_of_zero_wins_over_what_is_not_finite(kind, bad):
     rng = np.random.default_rng(3)
     factor, formed = KINDS[kind](rng, 3, 2)
     held = getattr(factor, "outer", factor)
-    for name in ("g", "x", "values"):
+    for name in ("g", "q", "x", "values"):
         if hasattr(held, name):
             value = getattr(held, name).numpy()
             value[1] = bad

@@ -271,41 +271,41 @@ def test_bits_are_fair_and_independent(name):
 
 def test_threefry_known_answers():
     """The generator's published test vectors: all zeros, all ones, digits of pi."""
-    full = 2**32 - 1
+    full = 2**64 - 1
     cases = [
-        ([0] * 4, [0] * 4, [0x9C6CA96A, 0xE17EAE66, 0xFC10ECD4, 0x5256A7D8]),
-        ([full] * 4, [full] * 4, [0x2A881696, 0x57012287, 0xF6C7446E, 0xA16A6732]),
+        ([0, 0], [0, 0], [0xC2B6E3A8C2C69865, 0x6F81ED42F350084D]),
+        ([full, full], [full, full], [0xE02CB7C4D95D277A, 0xD06633D0893B8B68]),
         (
-            [0x243F6A88, 0x85A308D3, 0x13198A2E, 0x03707344],
-            [0xA4093822, 0x299F31D0, 0x082EFA98, 0xEC4E6C89],
-            [0x59CD1DBB, 0xB8879579, 0x86B5D00C, 0xAC8B6D84],
+            [0x243F6A8885A308D3, 0x13198A2E03707344],
+            [0xA4093822299F31D0, 0x082EFA98EC4E6C89],
+            [0x263C7D30BB0F0AF1, 0x56BE8361D3311526],
         ),
     ]
     for counter, key, answer in cases:
-        words = threefry(*(tuple(tf.constant(w, tf.uint32) for w in group) for group in (counter, key)))
+        words = threefry(*(tuple(tf.constant(w, tf.uint64) for w in group) for group in (counter, key)))
         assert [int(w) for w in words] == answer
 
 
 def exact_pairs(words):
     """The transform in extended precision, by the library's functions and the plain definition."""
-    high, low, angle, fraction = (w.astype(np.longdouble) for w in words)
-    distance = np.where(words[0] >= 2**31, np.longdouble(2**32 - 1) - high, high)
-    distance = (distance * 2.0**32 + low + 0.5) * 2.0**-64
-    radius = np.sqrt(-2 * np.where(words[0] >= 2**31, np.log1p(-distance), np.log(distance)))
-    eighth = (words[2] % 2**30).astype(np.longdouble) - 2.0**29 + (fraction + 0.5) * 2.0**-32
-    x = eighth * np.arctan(np.longdouble(1)) * 2.0**-29
-    turned = radius * np.where(words[2] // 2**30 % 2 == 1, -1, 1)
-    swap = words[2] >= 2**31
+    upper = words[0] >= 2**63
+    distance = (np.where(upper, ~words[0], words[0]).astype(np.longdouble) + 0.5) * np.longdouble(2.0) ** -64
+    radius = np.sqrt(-2 * np.where(upper, np.log1p(-distance), np.log(distance)))
+    eighth = (words[1] % 2**62).astype(np.longdouble) - 2.0**61 + 0.5
+    x = eighth * np.arctan(np.longdouble(1)) * np.longdouble(2.0) ** -61
+    turned = radius * np.where(words[1] // 2**62 % 2 == 1, -1, 1)
+    swap = words[1] >= 2**63
     return turned * np.where(swap, np.sin(x), np.cos(x)), turned * np.where(swap, np.cos(x), np.sin(x))
 
 
 @pytest.mark.parametrize("compiled", [True, False])
 def test_the_transform_is_exact_to_a_few_units_in_the_last_place(compiled):
     generator = np.random.default_rng(3)
-    words = generator.integers(0, 2**32, (4, 300_000), dtype=np.uint32)
+    words = generator.integers(0, 2**64, (2, 300_000), dtype=np.uint64)
     words[0, :1000] = generator.integers(0, 1000, 1000)  # the far tail
-    words[0, 1000:2000] = 2**32 - 1 - generator.integers(0, 1000, 1000)  # the smallest radii
-    words[0, 2000:2400] = np.repeat([0, 2**32 - 1, 2**31, 2**31 - 1], 100)
+    words[0, 1000:2000] = 2**64 - 1 - generator.integers(0, 1000, 1000, dtype=np.uint64)  # the smallest radii
+    words[0, 2000:2400] = np.repeat(np.array([0, 2**64 - 1, 2**63, 2**63 - 1], np.uint64), 100)
+    words[1, 2400:2800] = np.repeat(np.array([0, 2**62 - 1, 2**61, 2**61 - 1], np.uint64), 100)
     kernel = tf.function(lambda *w: gaussian_pairs(w), jit_compile=compiled, autograph=False)
     for found, exact in zip(kernel(*map(tf.constant, words)), exact_pairs(words), strict=True):
         assert np.max(np.abs(found.numpy() - exact) / np.abs(exact)) < 10 * 2.0**-53
@@ -315,13 +315,13 @@ def test_the_transform_is_exact_to_a_few_units_in_the_last_place(compiled):
 def test_beyond_32_bits_the_tail_has_its_shape():
     """Given that the 32 leading bits of U are 0, 2^32 U is uniform: the Gaussian's own tail beyond 6.7."""
     generator = np.random.default_rng(4)
-    words = generator.integers(0, 2**32, (4, 200_000), dtype=np.uint32)
-    words[0] = 0
+    words = generator.integers(0, 2**64, (2, 200_000), dtype=np.uint64)
+    words[0] >>= 32
     x, y = (v.numpy() for v in gaussian_pairs(tuple(map(tf.constant, words))))
     uniform = np.exp(-(x**2 + y**2) / 2) * 2.0**32
     assert stats.kstest(uniform, "uniform").pvalue > 1e-8
     assert np.sqrt(x**2 + y**2).min() > 6.66
-    last = [tf.zeros([1], tf.uint32)] * 4
+    last = [tf.zeros([1], tf.uint64)] * 2
     assert math.hypot(*(float(v[0]) for v in gaussian_pairs(tuple(last)))) == pytest.approx(9.493, abs=1e-3)
 
 

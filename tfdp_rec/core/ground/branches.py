@@ -22,6 +22,11 @@ import tensorflow as tf
 from tfdp_rec.core.ground.keras_internals import keep_conditional, plain_calls
 
 
+def has_gpu() -> bool:
+    """Whether there is a GPU, on which few operations are more than few numbers."""
+    return bool(tf.config.list_physical_devices("GPU"))
+
+
 def choose(condition: tf.Tensor, then: Callable[[], Any], otherwise: Callable[[], Any]) -> Any:
     """`then()` where the condition holds, and `otherwise()` where it does not, as `tf.cond`."""
     return _keep_whole(tf.cond(condition, then, otherwise))

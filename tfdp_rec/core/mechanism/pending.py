@@ -37,7 +37,7 @@ from typing import NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.core.ground.branches import choose
+from tfdp_rec.core.ground.branches import choose, has_gpu
 from tfdp_rec.core.ground.graph_checks import HOST
 from tfdp_rec.core.mechanism.correlated_noise import INDEPENDENT, BufferedToeplitz
 from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
@@ -363,7 +363,10 @@ class RowMarks:
         ids, first = list(rows.values()), [self._first[path] for path in rows]
         if len(rows) <= 1:
             return ids[0] + first[0] if rows else tf.zeros([0], tf.int64)
-        # To each id the first place of its table is added: steps from table to table, added up along the ids.
+        if not has_gpu():
+            return tf.concat([each + start for each, start in zip(ids, first, strict=True)], axis=0)
+        # To each id the first place of its table is added: steps from table to table, added up along the ids. On a
+        # processor that takes twice as long.
         sizes = [tf.size(each, tf.int64) for each in ids]
         with tf.device(HOST):
             starts = tf.cumsum(tf.stack([0, *sizes]))

@@ -19,6 +19,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp_rec.core.ground.branches import has_gpu
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import find_withheld, rows_of
 from tfdp_rec.core.mechanism.rules import Recursion, Rows, Scalar, TableRule
@@ -101,7 +102,7 @@ class Table:
 
     def sweep(self, act: Callable[[tf.Tensor], Any]) -> None:
         """Calls `act` with the ids of the table, a bounded chunk at a time, one chunk after the other."""
-        at_once = _GPU_CHUNK_VALUES if tf.config.list_physical_devices("GPU") else CHUNK_VALUES
+        at_once = _GPU_CHUNK_VALUES if has_gpu() else CHUNK_VALUES
         chunk = max(1, min(self.rows, at_once // max(self.width, 1)))
 
         def body(start: tf.Tensor) -> tuple[tf.Tensor]:

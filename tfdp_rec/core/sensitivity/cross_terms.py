@@ -97,6 +97,8 @@ def merge(factors: Sequence[Factor]) -> list[Factor]:
     """One factor of each mergeable kind, from all the factors of one variable."""
     # Kinds without an inner product are formed and added: the sum must be of the same numbers as the norm.
     kinds: dict[type[Factor], list[Factor]] = {}
+    if len(factors) > 1:
+        factors = [each.apart() if isinstance(each, Rows) else each for each in factors]
     for factor in factors:
         if factor.mergeable:
             kinds.setdefault(type(factor), []).append(factor)

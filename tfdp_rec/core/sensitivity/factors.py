@@ -9,6 +9,7 @@ factor         gradient of example b                          norm
 `PerExample`   v_b, formed                                    ‖v_b‖
 `Outer`        Σ_t x_bt g_btᵀ                                 √ Σ_{t,s} (x_bt·x_bs)(g_bt·g_bs)
 `Rows`         Σ_t e(id_bt) g_btᵀ, e(i) the i-th unit vector  √ Σ over distinct ids i of ‖Σ_{t: id_bt = i} g_bt‖²
+`BagRows`      Σ_t c_bt e(id_bt) q_bᵀ                         ‖q_b‖ √ Σ over distinct ids i of (Σ_{t: id_bt = i} c_bt)²
 `Scores`       Σ_t Σ_s d_bts e(id_s) q_btᵀ, ids shared        of the `Outer` product of d, summed over equal ids, and q
 =============  =============================================  ============================================
 
@@ -36,7 +37,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
@@ -387,6 +388,10 @@ class Rows(Factor):
         found = _sum_at_first_places(self.ids, self.g, tf.constant(self.shape[0], tf.int64))
         return tf.ensure_shape(found, self.g.shape)
 
+    def apart(self) -> Rows:
+        """The same, with a gradient of its own for each row."""
+        return self
+
     @property
     def unweighed(self) -> str:
         return "sums"
@@ -401,12 +406,14 @@ class Rows(Factor):
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
         return add_rows([self], weights, depth)[0]
 
-    def terms_of(self, weights: tf.Tensor) -> Terms:
-        """The terms of the weighted sum."""
+    values_each: int | None = None  # the number of values that an example has; None if one for each row
+
+    def terms_of(self, weights: tf.Tensor, numbers: tf.Tensor) -> Terms:
+        """The terms of the weighted sum, by the numbers of their values."""
         one_each = self.ids.shape[1] == 1
         places = weights if one_each else tf.reshape(tf.ones_like(self.ids, weights.dtype) * weights[:, None], [-1])
         values = tf.reshape(self.sums, [-1, self.g.shape[2]])
-        return Terms(tf.reshape(self.ids, [-1]), values, tf.cast(places, self.g.dtype))
+        return Terms(tf.reshape(self.ids, [-1]), values, tf.cast(places, self.g.dtype), numbers)
 
     def to_float64(self) -> Rows:
         return Rows(self.ids, tf.cast(self.sums, tf.float64), self.shape)
@@ -417,9 +424,76 @@ class Rows(Factor):
         return Reads(at[:, 0], tf.gather_nd(self.ids, at), tf.zeros([0], tf.int64))
 
 
+class BagRows(Rows):
+    """Gradients of rows that each example adds up (`bags.py`): `ids` and `coefficients` `[batch, T]`, and `q`
+    `[batch, width]`.
+
+    Args:
+        shape: Shape of the table.
+    """
+
+    def __init__(self, ids: tf.Tensor, coefficients: tf.Tensor, q: tf.Tensor, shape: Sequence[int]):
+        super().__init__(ids, coefficients[:, :, None], shape)
+        self.q = wide(q)
+
+    def apart(self) -> Rows:
+        return Rows(self.ids, spread(self.g[:, :, 0], self.q), self.shape)
+
+    @property
+    def tensors(self) -> tuple[tf.Tensor, ...]:
+        return self.g, self.q
+
+    @property
+    def unweighed(self) -> str:
+        return "q"
+
+    @property
+    def sides(self) -> tuple[tf.Tensor, ...]:
+        return tf.squeeze(self.sums, 2), self.q
+
+    def norm(self) -> tf.Tensor:
+        return norms([self.sides])[:, 0]
+
+    values_each = 1
+
+    def terms_of(self, weights: tf.Tensor, numbers: tf.Tensor) -> Terms:
+        places = _weigh(weights, tf.squeeze(self.sums, 2))
+        return Terms(tf.reshape(self.ids, [-1]), self.q, tf.reshape(places, [-1]), numbers)
+
+    def to_float64(self) -> BagRows:
+        coefficients, q = (tf.cast(each, tf.float64) for each in (tf.squeeze(self.sums, 2), self.q))
+        return BagRows(self.ids, coefficients, q, self.shape)
+
+    def reads(self) -> Reads:
+        at = tf.where(tf.not_equal(self.g[:, :, 0], 0) & tf.reduce_any(tf.not_equal(self.q, 0), axis=1)[:, None])
+        return Reads(at[:, 0], tf.gather_nd(self.ids, at), tf.zeros([0], tf.int64))
+
+
+def _number_values(ids: tf.Tensor, values_each: int | None) -> tf.Tensor:
+    """The number of the value that each of the rows `[batch, T]` has, int64 `[batch · T]`."""
+    zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)  # others would be cast on a GPU
+    if values_each is None:
+        return tf.range(zero, tf.size(ids, tf.int64), one)
+    examples = tf.range(zero, tf.shape(ids, tf.int64)[0], one)
+    return tf.reshape(tf.broadcast_to(examples[:, None], tf.shape(ids, tf.int64)), [-1])
+
+
+def spread(coefficients: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
+    """c_bt q_b, `[batch, T, width]`."""
+    return coefficients[:, :, None] * q[:, None, :]
+
+
 def add_rows(several: Sequence[Rows], weights: tf.Tensor, depth: Depth) -> list[tf.IndexedSlices]:
     """The weighted sums of several tables, with one condition for all."""
-    added = float_sums.rows([factor.terms_of(weights) for factor in several], depth.whole)
+    numbers: dict[Any, tf.Tensor] = {}  # of values, alike for bags of one length
+    terms = []
+    for factor in several:
+        length = factor.ids.shape[1]
+        alike = (length, factor.values_each) if length is not None else id(factor)
+        if alike not in numbers:
+            numbers[alike] = _number_values(factor.ids, factor.values_each)
+        terms.append(factor.terms_of(weights, numbers[alike]))
+    added = float_sums.rows(terms, depth.whole)
     pairs = zip(several, added, strict=True)
     return [tf.IndexedSlices(sums, ids, tf.constant(own.shape, tf.int64)) for own, (ids, sums) in pairs]
 
@@ -511,6 +585,7 @@ def fold(factor: Factor, batch_size: tf.Tensor, name: str) -> Factor:
     if isinstance(factor, PerExample):
         return PerExample(tf.reduce_sum(_split_by_example(factor.values, batch_size), axis=1))
     if isinstance(factor, Rows):
+        factor = factor.apart()
         ids, g = (_split_by_example(t, batch_size) for t in (factor.ids, factor.g))
         return Rows(join_axes(ids, 1, 3), join_axes(g, 1, 3), factor.shape)
     if isinstance(factor, Outer):

@@ -191,27 +191,28 @@ def examples(values: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
 
 
 class Terms(NamedTuple):
-    """What the rows of one table are sums of: the rows' `ids` `[n]`, `values` `[n, width]`, and `weights` `[n]`."""
+    """What the rows of one table are sums of: weights[i] · values[numbers[i]] for the row ids[i], i < n."""
 
     ids: tf.Tensor
-    values: tf.Tensor
+    values: tf.Tensor  # `[values, width]`
     weights: tf.Tensor
+    numbers: tf.Tensor  # int64
 
 
 def rows(several: Sequence[Terms], depth: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
-    """Of each table the distinct ids, and for each Σ weights[i] · values[i] over its places i."""
+    """Of each table the distinct ids, and for each the sum of its terms."""
     found = [tf.unique_with_counts(each.ids, out_idx=tf.int64) for each in several]
     # One condition for all tables; false for a depth that is no number.
     seldom = tf.reduce_all(tf.cast(tf.concat([count for *_, count in found], axis=0), depth.dtype) <= depth)
 
     def at_once() -> list[tf.Tensor]:
-        cells = _cells([place for _, place, _ in found], several)
+        cells = _cells([place for _, place, _ in found], [own.numbers for own in several])
         trios = zip(several, found, cells, strict=True)
         return [_add_segments(own.values, own.weights, those, tf.size(ids)) for own, (ids, *_), those in trios]
 
     def some_in_float64() -> list[tf.Tensor]:
         pairs = zip(several, found, strict=True)
-        return [_add_often(own.values, own.weights, place, count, depth) for own, (_, place, count) in pairs]
+        return [_add_often(*own[1:], place, count, depth) for own, (_, place, count) in pairs]
 
     added = choose(seldom, at_once, some_in_float64)
     pairs = zip(several, found, added, strict=True)
@@ -220,25 +221,23 @@ def rows(several: Sequence[Terms], depth: tf.Tensor) -> list[tuple[tf.Tensor, tf
 
 @trace_once
 def _add_often(
-    values: tf.Tensor, weights: tf.Tensor, place: tf.Tensor, count: tf.Tensor, depth: tf.Tensor
+    values: tf.Tensor, weights: tf.Tensor, numbers: tf.Tensor, place: tf.Tensor, count: tf.Tensor, depth: tf.Tensor
 ) -> tf.Tensor:
     # Ids with more places than float32 may add up, alone: a float64 copy of all values would be large.
     often = ~(tf.cast(count, depth.dtype) <= depth)
     number = tf.cumsum(tf.cast(often, tf.int32)) - 1
     taken = tf.gather(often, place)
     there, at = tf.where(often), tf.where(taken)[:, 0]
-    terms = tf.cast(tf.gather(weights, at)[:, None] * tf.gather(values, at), tf.float64)
+    terms = tf.cast(tf.gather(weights, at)[:, None] * tf.gather(values, tf.gather(numbers, at)), tf.float64)
     wide = tf.math.unsorted_segment_sum(terms, tf.gather(number, tf.gather(place, at)), tf.size(there))
-    (cells,) = _cells([place], [Terms(place, values, weights)])
+    (cells,) = _cells([place], [numbers])
     rest = _add_segments(values, tf.where(taken, tf.zeros_like(weights), weights), cells, tf.size(count))
     return tf.tensor_scatter_nd_update(rest, there, tf.cast(wide, values.dtype))
 
 
-def _cells(places: Sequence[tf.Tensor], several: Sequence[Terms]) -> list[tf.Tensor]:
-    """(place, term) of each table's terms `[n, 2]`, made for all tables at once."""
-    zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)  # others would be cast on a GPU
-    terms = {id(own.weights): tf.range(zero, tf.size(own.weights, tf.int64), one) for own in several}
-    cells = tf.stack([tf.concat(places, 0), tf.concat([terms[id(own.weights)] for own in several], 0)], axis=1)
+def _cells(places: Sequence[tf.Tensor], numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """(place, number of the value) of each table's terms `[n, 2]`, made for all tables at once."""
+    cells = tf.stack([tf.concat(places, 0), tf.concat(numbers, 0)], axis=1)
     return split_whole(cells, [tf.size(place) for place in places])
 
 
@@ -250,9 +249,9 @@ def split_whole(numbers: tf.Tensor, sizes: Sequence[tf.Tensor]) -> list[tf.Tenso
 
 @trace_once
 def _add_segments(values: tf.Tensor, weights: tf.Tensor, cells: tf.Tensor, count: tf.Tensor) -> tf.Tensor:
-    """Σ weights[i] values[i] by place: a sparse matrix times `values`, which reads each of them once."""
+    """The sum of the terms by place: a sparse matrix times `values`."""
     if is_deterministic():  # a GPU has no such product then
-        return tf.math.unsorted_segment_sum(weights[:, None] * values, cells[:, 0], count)
+        return tf.math.unsorted_segment_sum(weights[:, None] * tf.gather(values, cells[:, 1]), cells[:, 0], count)
     size = tf.shape(values, tf.int64)
     with tf.device(HOST):
         shape = tf.stack([tf.cast(count, tf.int64), size[0]])

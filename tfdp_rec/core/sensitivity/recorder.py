@@ -221,11 +221,20 @@ class Recording:
     def differentiate(self, losses: tf.Tensor, seeds: tf.Tensor | None = None) -> tuple[list[Any], list[Any]]:
         """The gradients of all that the calls watched, call by call, and those of the model's own weights."""
         assert self._tape is not None
-        watched = [tensor for call in self.calls for tensor in call.watched]
+        for call in self.calls:
+            call.bag = call.rule.find_bag(call)
+        watched = [t for call in self.calls for t in (call.watched if call.bag is None else [call.bag.total])]
         sources = [*watched, *(rules.resource(v) for v in self.direct)]
         with own_rows(), tf.control_dependencies(self._checks):
             backward = self._tape.gradient(losses, sources, seeds, unconnected_gradients="zero")
-        return backward[: len(watched)], backward[len(watched) :]
+        left, gradients = iter(backward), []
+        for call in self.calls:
+            own = [next(left) for _ in (call.watched if call.bag is None else [call.bag.total])]
+            if call.bag is not None:
+                call.bag = call.bag.with_gradient(*own)
+                own = [call.bag.gradient_of_rows]
+            gradients += own
+        return gradients, list(left)
 
     def _watch(self, call: Call, tensor: tf.Tensor) -> tf.Tensor:
         if self._tape is not None:

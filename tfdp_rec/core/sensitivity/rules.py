@@ -35,6 +35,7 @@ from tfdp_rec.core.ground.keras_internals import (
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import rows_of
 from tfdp_rec.core.sensitivity import factors
+from tfdp_rec.core.sensitivity.bags import Bag, find_bag
 from tfdp_rec.core.sensitivity.data_flow import find_write
 
 NO_BATCH = (
@@ -62,6 +63,7 @@ class Call:
         beside: Tensors other than arguments that the layer read when it was run for one example.
         masks: Factors by which calls of `Dropout` within the layer multiply, in order; None where nothing is dropped.
         surroundings: Masks on the arguments, and values such as `training`, that the layer finds beside them.
+        bag: What the model adds the watched rows up to, once it is differentiated by that in their place.
     """
 
     layer: keras.layers.Layer
@@ -72,6 +74,7 @@ class Call:
     beside: list[tf.Tensor] = dataclasses.field(default_factory=list)
     masks: list[Any] = dataclasses.field(default_factory=list)
     surroundings: CallSurroundings | None = None
+    bag: Bag | None = None
 
     @property
     def inputs(self) -> list[Any]:
@@ -130,6 +133,10 @@ class Rule(abc.ABC):
     def tables(self, call: Call) -> dict[str, tf.Tensor]:
         """Variables that this call reads by row alone: path -> the ids."""
         return {}
+
+    def find_bag(self, call: Call) -> Bag | None:
+        """What the model adds the rows of this call up to, if it does."""
+        return None
 
 
 _RULES: dict[type | str, Rule] = {}
@@ -446,10 +453,16 @@ class EmbeddingRule(Rule):
             ids, g = tf.expand_dims(ids, 1), tf.expand_dims(g, 1)
         elif ids.shape.rank > 2:
             ids = _positions(ids[..., None])[..., 0]
-        yield table, factors.Rows(ids, _positions(g), table.shape)
+        if call.bag is not None:
+            yield table, factors.BagRows(ids, call.bag.coefficients, call.bag.gradient, table.shape)
+        else:
+            yield table, factors.Rows(ids, _positions(g), table.shape)
 
     def tables(self, call: Call) -> dict[str, tf.Tensor]:
         return {embeddings_of(call.layer).path: self._ids(call)}
+
+    def find_bag(self, call: Call) -> Bag | None:
+        return find_bag(call.watched[0])
 
 
 class EmbedReduceRule(EmbeddingRule):
@@ -530,6 +543,9 @@ class ReversibleEmbeddingRule(EmbeddingRule):
 
     def tables(self, call: Call) -> dict[str, tf.Tensor]:
         return {} if self._is_reversed(call) else super().tables(call)
+
+    def find_bag(self, call: Call) -> Bag | None:
+        return None if self._is_reversed(call) else super().find_bag(call)
 
 
 class UniversalRule(Rule):

@@ -36,18 +36,18 @@ _LEAST = 2 / 3  # of 1 + f
 
 
 def gaussian_pairs(words: Words) -> tuple[tf.Tensor, tf.Tensor]:
-    """Two independent Gaussians, float64, from four uint32 words: radius (high, low) and angle (high, low)."""
-    radius = tf.sqrt(-2.0 * _log_uniform(words[0], words[1]))
-    cosine, sine, swap, turn = _direction(words[2], words[3])
+    """Two independent Gaussians, float64, from two uint64 words: radius and angle."""
+    radius = tf.sqrt(-2.0 * _log_uniform(words[0]))
+    cosine, sine, swap, turn = _direction(words[1])
     radius = tf.where(turn, -radius, radius)
     return radius * tf.where(swap, sine, cosine), radius * tf.where(swap, cosine, sine)
 
 
-def _log_uniform(high: tf.Tensor, low: tf.Tensor) -> tf.Tensor:
-    """ln U; the first bit of high tells the half, the others and low the distance to the half's end."""
-    upper_half = high >= _word(2**31)
-    high = tf.where(upper_half, _word(2**32 - 1) - high, high)
-    distance = tf.cast(high, tf.float64) * 2.0**-32 + (tf.cast(low, tf.float64) + 0.5) * 2.0**-64
+def _log_uniform(word: tf.Tensor) -> tf.Tensor:
+    """ln U; the first bit tells the half, the others the distance to the half's end."""
+    upper_half = word >= _word(2**63)
+    word = tf.where(upper_half, _word(2**64 - 1) - word, word)
+    distance = (tf.cast(word, tf.float64) + 0.5) * 2.0**-64
     exponent, f = _exponent_and_fraction(tf.where(upper_half, 1.0 - distance, distance))
     f = tf.where(tf.equal(exponent, 0.0), -distance, f)  # only the upper half has values above 2/3
     return exponent * math.log(2.0) + f * _polynomial(f, _LOG)
@@ -61,13 +61,12 @@ def _exponent_and_fraction(x: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return tf.cast(exponent, tf.float64), tf.bitcast(mantissa, tf.float64) - 1.0
 
 
-def _direction(high: tf.Tensor, low: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
+def _direction(word: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor, tf.Tensor]:
     """Cosine and sine of an angle within an eighth of a turn, and two bits: exchange them, turn round."""
-    swap = high >= _word(2**31)
-    turn = tf.bitwise.bitwise_and(high, _word(2**30)) > _word(0)
-    position = tf.bitcast(tf.bitwise.bitwise_and(high, _word(2**30 - 1)), tf.int32) - tf.constant(2**29)
-    fraction = (tf.cast(low, tf.float64) + 0.5) * 2.0**-32
-    x = (tf.cast(position, tf.float64) + fraction) * (math.pi / 4 * 2.0**-29)
+    swap = word >= _word(2**63)
+    turn = tf.bitwise.bitwise_and(word, _word(2**62)) > _word(0)
+    position = tf.bitcast(tf.bitwise.bitwise_and(word, _word(2**62 - 1)), tf.int64) - tf.constant(2**61, tf.int64)
+    x = (tf.cast(position, tf.float64) + 0.5) * (math.pi / 4 * 2.0**-61)
     return _polynomial(x * x, _COSINE), x * _polynomial(x * x, _SINE), swap, turn
 
 
@@ -111,4 +110,4 @@ _SINE, _COSINE = _shorten_circular(1, 7), _shorten_circular(0, 8)
 
 
 def _word(value: int) -> tf.Tensor:
-    return tf.constant(value, tf.uint32)
+    return tf.constant(value, tf.uint64)

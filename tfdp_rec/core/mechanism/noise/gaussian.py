@@ -28,7 +28,7 @@ from tfdp_rec.core.mechanism.noise.box_muller import gaussian_pairs
 from tfdp_rec.core.mechanism.noise.meeting import add_on_grid, addends
 from tfdp_rec.core.mechanism.noise.threefry import threefry
 
-_WORDS = 7  # of a key and of a counter block
+_WORDS = 3  # of a key and of a counter block
 _SMALLEST_BUCKET = 2**14  # pairs
 _BUCKETS_PER_OCTAVE = 8
 _LINE = 16  # float32 numbers in 64 bytes
@@ -119,7 +119,7 @@ class EntropyNoise(NoiseSource):
         generator = self._current_generator()
         state = tf.bitcast(generator.skip(tf.constant(_WORDS, tf.uint64)), tf.uint64)
         return tf.raw_ops.StatelessRandomUniformFullIntV2(
-            shape=[_WORDS], key=state[2:], counter=state[:2], alg=generator.algorithm, dtype=tf.uint32
+            shape=[_WORDS], key=state[2:], counter=state[:2], alg=generator.algorithm, dtype=tf.uint64
         )
 
     @tf.autograph.experimental.do_not_convert
@@ -154,17 +154,17 @@ def _new_generator() -> tf.random.Generator:
 
 
 def _sample(pairs: tf.Tensor, key: tf.Tensor) -> tf.Tensor:
-    """Pairs of unit Gaussians as complex numbers, a pure function of seven words."""
+    """Pairs of unit Gaussians as complex numbers, a pure function of three words."""
     return tf.complex(*_pairs(pairs, key))
 
 
 def _pairs(pairs: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    return _PAIRS_OF(tf.bitcast(tf.range(pairs, dtype=tf.int32), tf.uint32), key)
+    return _PAIRS_OF(tf.bitcast(tf.range(pairs, dtype=tf.int64), tf.uint64), key)
 
 
 def _pairs_of(index: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-    first, second, third, *rest = tf.unstack(key, num=_WORDS)
-    return gaussian_pairs(threefry((index, first, second, third), tuple(rest)))
+    block, *rest = tf.unstack(key, num=_WORDS)
+    return gaussian_pairs(threefry((index, block), tuple(rest)))
 
 
 def _noisy(
@@ -222,7 +222,7 @@ def _bucket(pairs: tf.Tensor) -> tf.Tensor:
 
 
 # Shared, so that it is traced once, and XLA compiles a length once.
-_WORD_SPECS = [tf.TensorSpec([None], tf.uint32), tf.TensorSpec([_WORDS], tf.uint32)]
+_WORD_SPECS = [tf.TensorSpec([None], tf.uint64), tf.TensorSpec([_WORDS], tf.uint64)]
 _PAIRS_OF = SharedGraph(_pairs_of, input_signature=_WORD_SPECS)
 _COMPILED = SharedGraph(_sample, jit_compile=True)
 _COMPILED_NOISY = SharedGraph(_noisy, jit_compile=True)

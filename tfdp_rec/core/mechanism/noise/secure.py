@@ -37,7 +37,7 @@ from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
 from tfdp_rec.core.mechanism.noise.box_muller import gaussian_pairs
 
 _TERMS = 4  # Gaussians in a sum
-_WORDS = 4 * _TERMS  # uint32 words of random bits for a pair of sums
+_WORDS = 2 * _TERMS  # uint64 words of random bits for a pair of sums
 _CHUNK = 2**15  # pairs drawn at a time: 2 MB of random bits
 _SMALL_CHUNK = 2**11
 _AES_BLOCK = 16  # bytes
@@ -82,26 +82,25 @@ class SecureNoise(NoiseSource):
     @tf.autograph.experimental.do_not_convert
     def bits(self, variable: int, rows: tf.Tensor, step: tf.Tensor) -> tf.Tensor:
         del variable, step  # every call draws anew
-        words = self._words(2 * tf.size(rows, out_type=tf.int64))
-        return tf.reshape(tf.bitcast(tf.reshape(words, [-1, 2]), tf.uint64), tf.shape(rows))
+        return tf.reshape(self._words(tf.size(rows, out_type=tf.int64)), tf.shape(rows))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
 
     def _pairs(self, count: tf.Tensor) -> tf.Tensor:
         """So many pairs of values, as complex numbers."""
-        words = tf.reshape(self._words(_WORDS * count), [4, _TERMS, count])
+        words = tf.reshape(self._words(_WORDS * count), [2, _TERMS, count])
         return tf.ensure_shape(_COMPILED(words), [None])
 
     def _words(self, count: tf.Tensor) -> tf.Tensor:
-        """uint32 words of the key stream."""
-        return tf.reshape(tf.numpy_function(self._key_stream, [count], tf.uint32), [count])
+        """uint64 words of the key stream."""
+        return tf.reshape(tf.numpy_function(self._key_stream, [count], tf.uint64), [count])
 
     def _key_stream(self, count: np.int64) -> np.ndarray:
-        words = np.empty(int(count) + _AES_BLOCK // 4, np.uint32)  # the cipher wants room for one block more
-        written = self._current_stream().update_into(bytes(4 * int(count)), words.data.cast("B"))
-        if written != 4 * count:
-            raise RuntimeError(f"the cipher wrote {written} bytes of {4 * count}.")
+        words = np.empty(int(count) + _AES_BLOCK // 8, np.uint64)  # the cipher wants room for one block more
+        written = self._current_stream().update_into(bytes(8 * int(count)), words.data.cast("B"))
+        if written != 8 * count:
+            raise RuntimeError(f"the cipher wrote {written} bytes of {8 * count}.")
         return words[: int(count)]
 
     def _current_stream(self) -> Any:
@@ -119,12 +118,11 @@ def _new_stream() -> Any:
 
 
 def _half_sums_of_four(words: tf.Tensor) -> tf.Tensor:
-    """Pairs of N(0, 1) as complex numbers, each from four pairs: uint32 [4, 4, n] -> complex128 [n]."""
+    """Pairs of N(0, 1) as complex numbers, each from four pairs: uint64 [2, 4, n] -> complex128 [n]."""
     real: Any = 0.0
     imaginary: Any = 0.0
     for term in range(_TERMS):
-        block = words[0, term], words[1, term], words[2, term], words[3, term]
-        first, second = gaussian_pairs(block)
+        first, second = gaussian_pairs((words[0, term], words[1, term]))
         real, imaginary = real + first, imaginary + second
     return tf.complex(0.5 * real, 0.5 * imaginary)
 
