@@ -56,7 +56,8 @@ def scores_of_positions(rng, batch, length, ids=None):
 
 def bag(rng, batch, length):
     """Of rows that each example adds up; some coefficients cancel."""
-    ids, c, q = rng.integers(0, ROWS, [batch, length]), rng.normal(size=[batch, length]), rng.normal(size=[batch, WIDTH])
+    ids, c = rng.integers(0, ROWS, [batch, length]), rng.normal(size=[batch, length])
+    q = rng.normal(size=[batch, WIDTH])
     c[:, 1::2] = -c[:, : length - 1 : 2] if length > 1 and rng.random() < 0.3 else c[:, 1::2]
     formed = np.zeros([batch, ROWS, WIDTH])
     for b, t in itertools.product(range(batch), range(length)):
@@ -69,7 +70,10 @@ def per_example(rng, batch, length):
     return factors.PerExample(tf.constant(values)), values
 
 
-KINDS = {"rows": rows, "bag": bag, "outer": outer, "scores": scores, "positions": scores_of_positions, "per_example": per_example}
+KINDS = {
+    "rows": rows, "bag": bag, "outer": outer, "scores": scores, "positions": scores_of_positions,
+    "per_example": per_example,
+}  # fmt: skip
 batches, lengths, seeds = st.integers(0, 5), st.integers(0, 6), st.integers(0, 2**31)
 
 

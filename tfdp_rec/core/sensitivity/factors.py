@@ -37,7 +37,7 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import tensorflow as tf
 
@@ -406,14 +406,12 @@ class Rows(Factor):
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.IndexedSlices:
         return add_rows([self], weights, depth)[0]
 
-    values_each: int | None = None  # the number of values that an example has; None if one for each row
-
-    def terms_of(self, weights: tf.Tensor, numbers: tf.Tensor) -> Terms:
-        """The terms of the weighted sum, by the numbers of their values."""
+    def terms_of(self, weights: tf.Tensor) -> Terms:
+        """The terms of the weighted sum."""
         one_each = self.ids.shape[1] == 1
         places = weights if one_each else tf.reshape(tf.ones_like(self.ids, weights.dtype) * weights[:, None], [-1])
         values = tf.reshape(self.sums, [-1, self.g.shape[2]])
-        return Terms(tf.reshape(self.ids, [-1]), values, tf.cast(places, self.g.dtype), numbers)
+        return Terms(tf.reshape(self.ids, [-1]), values, tf.cast(places, self.g.dtype))
 
     def to_float64(self) -> Rows:
         return Rows(self.ids, tf.cast(self.sums, tf.float64), self.shape)
@@ -454,11 +452,10 @@ class BagRows(Rows):
     def norm(self) -> tf.Tensor:
         return norms([self.sides])[:, 0]
 
-    values_each = 1
-
-    def terms_of(self, weights: tf.Tensor, numbers: tf.Tensor) -> Terms:
+    def terms_of(self, weights: tf.Tensor) -> Terms:
         places = _weigh(weights, tf.squeeze(self.sums, 2))
-        return Terms(tf.reshape(self.ids, [-1]), self.q, tf.reshape(places, [-1]), numbers)
+        examples = tf.repeat(tf.range(tf.size(weights, tf.int64)), self.ids.shape[1])
+        return Terms(tf.reshape(self.ids, [-1]), self.q, tf.reshape(places, [-1]), examples)
 
     def to_float64(self) -> BagRows:
         coefficients, q = (tf.cast(each, tf.float64) for each in (tf.squeeze(self.sums, 2), self.q))
@@ -469,15 +466,6 @@ class BagRows(Rows):
         return Reads(at[:, 0], tf.gather_nd(self.ids, at), tf.zeros([0], tf.int64))
 
 
-def _number_values(ids: tf.Tensor, values_each: int | None) -> tf.Tensor:
-    """The number of the value that each of the rows `[batch, T]` has, int64 `[batch · T]`."""
-    zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)  # others would be cast on a GPU
-    if values_each is None:
-        return tf.range(zero, tf.size(ids, tf.int64), one)
-    examples = tf.range(zero, tf.shape(ids, tf.int64)[0], one)
-    return tf.reshape(tf.broadcast_to(examples[:, None], tf.shape(ids, tf.int64)), [-1])
-
-
 def spread(coefficients: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
     """c_bt q_b, `[batch, T, width]`."""
     return coefficients[:, :, None] * q[:, None, :]
@@ -485,15 +473,7 @@ def spread(coefficients: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
 
 def add_rows(several: Sequence[Rows], weights: tf.Tensor, depth: Depth) -> list[tf.IndexedSlices]:
     """The weighted sums of several tables, with one condition for all."""
-    numbers: dict[Any, tf.Tensor] = {}  # of values, alike for bags of one length
-    terms = []
-    for factor in several:
-        length = factor.ids.shape[1]
-        alike = (length, factor.values_each) if length is not None else id(factor)
-        if alike not in numbers:
-            numbers[alike] = _number_values(factor.ids, factor.values_each)
-        terms.append(factor.terms_of(weights, numbers[alike]))
-    added = float_sums.rows(terms, depth.whole)
+    added = float_sums.rows([factor.terms_of(weights) for factor in several], depth.whole)
     pairs = zip(several, added, strict=True)
     return [tf.IndexedSlices(sums, ids, tf.constant(own.shape, tf.int64)) for own, (ids, sums) in pairs]
 

@@ -20,7 +20,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -196,7 +196,7 @@ class Terms(NamedTuple):
     ids: tf.Tensor
     values: tf.Tensor  # `[values, width]`
     weights: tf.Tensor
-    numbers: tf.Tensor  # int64
+    numbers: tf.Tensor | None = None  # int64; each has a value of its own, in order, if left out
 
 
 def rows(several: Sequence[Terms], depth: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
@@ -205,14 +205,14 @@ def rows(several: Sequence[Terms], depth: tf.Tensor) -> list[tuple[tf.Tensor, tf
     # One condition for all tables; false for a depth that is no number.
     seldom = tf.reduce_all(tf.cast(tf.concat([count for *_, count in found], axis=0), depth.dtype) <= depth)
 
+    def parts() -> Iterable[tuple[Terms, tuple[tf.Tensor, ...], tf.Tensor]]:
+        return zip(several, found, _cells([place for _, place, _ in found], several), strict=True)
+
     def at_once() -> list[tf.Tensor]:
-        cells = _cells([place for _, place, _ in found], [own.numbers for own in several])
-        trios = zip(several, found, cells, strict=True)
-        return [_add_segments(own.values, own.weights, those, tf.size(ids)) for own, (ids, *_), those in trios]
+        return [_add_segments(own.values, own.weights, those, tf.size(ids)) for own, (ids, *_), those in parts()]
 
     def some_in_float64() -> list[tf.Tensor]:
-        pairs = zip(several, found, strict=True)
-        return [_add_often(*own[1:], place, count, depth) for own, (_, place, count) in pairs]
+        return [_add_often(own.values, own.weights, those, count, depth) for own, (*_, count), those in parts()]
 
     added = choose(seldom, at_once, some_in_float64)
     pairs = zip(several, found, added, strict=True)
@@ -221,22 +221,26 @@ def rows(several: Sequence[Terms], depth: tf.Tensor) -> list[tuple[tf.Tensor, tf
 
 @trace_once
 def _add_often(
-    values: tf.Tensor, weights: tf.Tensor, numbers: tf.Tensor, place: tf.Tensor, count: tf.Tensor, depth: tf.Tensor
+    values: tf.Tensor, weights: tf.Tensor, cells: tf.Tensor, count: tf.Tensor, depth: tf.Tensor
 ) -> tf.Tensor:
     # Ids with more places than float32 may add up, alone: a float64 copy of all values would be large.
     often = ~(tf.cast(count, depth.dtype) <= depth)
     number = tf.cumsum(tf.cast(often, tf.int32)) - 1
-    taken = tf.gather(often, place)
+    taken = tf.gather(often, cells[:, 0])
     there, at = tf.where(often), tf.where(taken)[:, 0]
-    terms = tf.cast(tf.gather(weights, at)[:, None] * tf.gather(values, tf.gather(numbers, at)), tf.float64)
-    wide = tf.math.unsorted_segment_sum(terms, tf.gather(number, tf.gather(place, at)), tf.size(there))
-    (cells,) = _cells([place], [numbers])
+    place, source = tf.unstack(tf.gather(cells, at), num=2, axis=1)
+    terms = tf.cast(tf.gather(weights, at)[:, None] * tf.gather(values, source), tf.float64)
+    wide = tf.math.unsorted_segment_sum(terms, tf.gather(number, place), tf.size(there))
     rest = _add_segments(values, tf.where(taken, tf.zeros_like(weights), weights), cells, tf.size(count))
     return tf.tensor_scatter_nd_update(rest, there, tf.cast(wide, values.dtype))
 
 
-def _cells(places: Sequence[tf.Tensor], numbers: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+def _cells(places: Sequence[tf.Tensor], several: Sequence[Terms]) -> list[tf.Tensor]:
     """(place, number of the value) of each table's terms `[n, 2]`, made for all tables at once."""
+    zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)  # others would be cast on a GPU
+    apart = [own.weights for own in several if own.numbers is None]
+    in_order = {id(weights): tf.range(zero, tf.size(weights, tf.int64), one) for weights in apart}
+    numbers = [in_order[id(own.weights)] if own.numbers is None else own.numbers for own in several]
     cells = tf.stack([tf.concat(places, 0), tf.concat(numbers, 0)], axis=1)
     return split_whole(cells, [tf.size(place) for place in places])
 

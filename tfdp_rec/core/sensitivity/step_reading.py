@@ -192,7 +192,8 @@ class StepReading:
         shares = tf.ensure_shape(GradientShares(self._seen, name).find(gradient), [None, *watched.shape])
         given = tf.convert_to_tensor(call.input)
         copies = tf.broadcast_to(given, tf.concat([size[None], tf.shape(given)], axis=0))
-        return CallRead(dataclasses.replace(call, args=(copies,), kwargs={}, watched=[shares], bag=None), [shares], False)
+        alone = dataclasses.replace(call, args=(copies,), kwargs={}, watched=[shares], bag=None)
+        return CallRead(alone, [shares], False)
 
     def _walk(self, forgiven: Sequence[Any] = (), skipped: Iterable[int] = ()) -> Walk:
         ids = {id(operation) for operation in forgiven}
