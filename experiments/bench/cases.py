@@ -27,7 +27,7 @@ MECHANISMS = {
     "lazy-ftrl": mechanisms.lazy_dp_ftrl,
     "dp-ftrl": mechanisms.dp_ftrl,
 }
-BASELINES = ("keras-sgd", "sparse-sgd")
+BASELINES = ("keras-sgd", "sparse-sgd", "xla-sgd")
 NAMES = (*BASELINES, *MECHANISMS)
 USUAL = ("keras-sgd", "sparse-sgd", "dp-sgd-f", "eana", "lazy")
 

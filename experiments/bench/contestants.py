@@ -3,6 +3,7 @@
 =================  ============================================================================================
 `keras-sgd`        plain `keras.Model`, `keras.layers.Embedding`, `keras.optimizers.SGD`: no privacy
 `sparse-sgd`       the same, its tables read by a gather from the variable itself: no privacy, no copy of a table
+`xla-sgd`          the same, its step compiled by XLA
 `dp-sgd-book`      DP-SGD, clipped by book-keeping; `-f` by ghost norms, `-r` reweighted, `-b` example by example
 `eana`             noise on the touched rows
 `ada-fest`         noise on rows that are chosen privately: those read often, and 3 in a million of the others
@@ -74,8 +75,8 @@ def _model_and_data(name: str, case: Case) -> tuple[Any, tf.data.Dataset]:
         return _main_job(name, case)
     layers, arguments, loss, data = _WORKLOADS[case.workload](case)
     if name not in MECHANISMS:
-        model = models.plain(layers, sparse=name == "sparse-sgd", **arguments)
-        model.compile(keras.optimizers.SGD(models.LEARNING_RATE), loss=loss, jit_compile=False)
+        model = models.plain(layers, sparse=name != "keras-sgd", **arguments)
+        model.compile(keras.optimizers.SGD(models.LEARNING_RATE), loss=loss, jit_compile=name == "xla-sgd")
         return model, data.prefetch(2)
     model = models.private(layers, **arguments)
     model.compile(_optimizer(name, case), loss=loss)
@@ -103,7 +104,7 @@ def _main_job(name: str, case: Case) -> tuple[Any, tf.data.Dataset]:
     data = tf.data.Dataset.counter().map(batch).prefetch(2)
     model = TwoTower(np.arange(1, movies + 1), width=32, hidden=32)
     if name not in MECHANISMS:
-        model.compile(keras.optimizers.SGD(models.LEARNING_RATE))
+        model.compile(keras.optimizers.SGD(models.LEARNING_RATE), jit_compile=name == "xla-sgd")
         return model, data
     model.compile(_optimizer(name, case))
     model.prepare(data.element_spec)
