@@ -7,9 +7,11 @@ import tensorflow as tf
 from helpers import Scored, assert_matches_oracle, double_precision, evaluated
 from keras import layers, ops
 
+from tfdp_rec.clipping import EmbeddingRule, register
 from tfdp_rec.core.sensitivity import factors
 
 ROWS, LENGTH, WIDTH, SIZE = 7, 5, 3, 6
+DECAY = 0.9 ** np.arange(LENGTH)[None, :, None]
 
 
 @pytest.fixture
@@ -69,6 +71,7 @@ BAGS = {
     ),
     "where a mask says so": ([table], lambda p, b: selected(b, p[0](b["ids"]), 2.0)),
     "where a mask says no": ([table], lambda p, b: selected(b, 2.0, p[0](b["ids"]))),
+    "weights of positions": ([table], lambda p, b: tf.reduce_sum(p[0](b["ids"]) * DECAY, axis=1)),
     "attention by another input": ([table, lambda: layers.Dense(LENGTH)], attended),
     "one id": ([table], lambda p, b: tf.reduce_sum(p[0](b["ids"][:, :1]), axis=1)),
 }  # fmt: skip
@@ -158,3 +161,52 @@ def test_memory_of_a_bag_does_not_grow_with_its_width_times_its_length():
     graph = norm.get_concrete_function(*map(tf.constant, (ids, c, q))).graph
     static = [t.shape.num_elements() or 0 for o in graph.get_operations() for t in o.outputs]
     assert max(static) <= 2 * batch * length
+
+
+def test_an_empty_bag_whose_sum_has_no_gradient_leaves_its_example_to_other_layers(float64, bags):
+    """The gradient of a length is undefined at zero. Rows that a mask drops have none."""
+
+    def forward(p, b):
+        return tf.norm(selected(b, p[0](b["ids"]), 0.0), axis=1, keepdims=True) + p[1](b["x"])
+
+    batch = batch_of()
+    batch["mask"][:] = 1.0
+    batch["mask"][2] = 0.0
+    found = evaluated(model_of([table, lambda: layers.Dense(1)], forward, batch), batch, 0.7)
+    assert bags and np.isfinite(found.norms).all()
+
+
+class HalvedRule(EmbeddingRule):
+    def factors(self, call, gradients):
+        return super().factors(call, [gradients[0] / 2])
+
+
+class TwiceWatchedRule(EmbeddingRule):
+    def run(self, call, original, hooks):
+        return hooks.watch(tf.identity(super().run(call, original, hooks)))
+
+    def factors(self, call, gradients):
+        return super().factors(call, gradients[1:])
+
+
+@pytest.mark.parametrize("rule", [HalvedRule, TwiceWatchedRule])
+def test_a_rule_of_ones_own_that_stands_on_that_of_embeddings_has_its_say(rule, float64, bags):
+    class Own(layers.Embedding):
+        pass
+
+    register(Own, rule())
+    batch, forward = batch_of(), BAGS["a sum"][1]
+    plain, own = (model_of([kind], forward, batch) for kind in (table, lambda: Own(ROWS, WIDTH)))
+    sums = [evaluated(m, batch, 1e9).gradients[m.parts[0].embeddings.path] for m in (plain, own)]
+    plain, own = (tf.convert_to_tensor(tf.IndexedSlices(s.values, s.indices, [ROWS, WIDTH])) for s in sums)
+    np.testing.assert_allclose(own, plain / 2 if rule is HalvedRule else plain, rtol=1e-9)
+    assert len(bags) == 1
+
+
+def test_a_bag_on_rows_that_are_several_an_example_is_folded(float64):
+    def forward(p, b):  # each id's own bag of one half of the batch's ids
+        rows = tf.reshape(p[0](tf.reshape(b["pairs"], [-1, 2])), [-1, 2, WIDTH])
+        return tf.reshape(tf.reduce_sum(rows, axis=1), [-1, 3, WIDTH])
+
+    batch = {"pairs": np.random.default_rng(0).integers(0, ROWS, [SIZE, 3, 2]), "weight": batch_of()["weight"]}
+    assert_matches_oracle(model_of([table], forward, batch), batch)

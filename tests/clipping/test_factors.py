@@ -205,6 +205,13 @@ def test_two_kinds_that_cancel_are_not_too_small():
     assert np.all(cross_terms.measure([row, other])[0] >= exact)
 
 
+def test_a_length_by_which_lost_bits_of_a_weight_would_count_is_infinite():
+    sides = tf.constant([[2.0**59, 0.0], [2.0**61, 0.0], [-(2.0**120), 1.0]])
+    assert np.isfinite(factors.length(sides)).tolist() == [True, False, False]
+    bags = factors.BagRows(tf.zeros([3, 1], tf.int64), tf.fill([3, 1], 2.0**-100), sides, [ROWS, 2])
+    assert np.isfinite(cross_terms.measure([bags])[0]).tolist() == [True, False, False]
+
+
 def test_norms_of_bfloat16_tensors_are_float32():
     x = tf.cast(tf.random.stateless_normal([4, 5, 8], [1, 2]), tf.bfloat16)
     factor = factors.Outer(x, x, as_is)

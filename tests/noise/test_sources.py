@@ -7,6 +7,7 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
+from tfdp_rec.core.mechanism.noise import gaussian
 from tfdp_rec.core.mechanism.noise.box_muller import gaussian_pairs
 from tfdp_rec.core.mechanism.noise.threefry import threefry
 from tfdp_rec.noise import EntropyNoise, KeyedNoise, Request, SecureNoise
@@ -284,6 +285,16 @@ def test_threefry_known_answers():
     for counter, key, answer in cases:
         words = threefry(*(tuple(tf.constant(w, tf.uint64) for w in group) for group in (counter, key)))
         assert [int(w) for w in words] == answer
+
+
+@pytest.mark.parametrize("word", range(3))
+def test_every_word_that_a_draw_is_given_counts(word):
+    """128 bits of key and 64 of counter."""
+    key = np.array([5, 6, 7], np.uint64)
+    other = key.copy()
+    other[word] ^= np.uint64(2**63)
+    one, two = (gaussian._sample(tf.constant(16), tf.constant(each)).numpy() for each in (key, other))
+    assert not np.any(one == two)
 
 
 def exact_pairs(words):

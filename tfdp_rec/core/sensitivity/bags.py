@@ -12,7 +12,6 @@ privacy: the norm and the sum are of the same numbers.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -31,16 +30,15 @@ class Bag(NamedTuple):
     coefficients: tf.Tensor  # `[batch, T]`
     divisor: int  # T where the total is a mean
     gradient: tf.Tensor | None = None  # of the sum, `[batch, width]`
+    of_rows: tf.Tensor | None = None  # the gradient of the rows, `[batch, T, width]`, which is not computed if not used
 
     def with_gradient(self, of_total: tf.Tensor) -> Bag:
-        """The same with the sum's gradient."""
+        """The same with gradients."""
         gradient = tf.cast(tf.reshape(of_total, [-1, of_total.shape[-1]]), self.coefficients.dtype)
-        return self._replace(gradient=gradient / self.divisor if self.divisor > 1 else gradient)
-
-    @property
-    def gradient_of_rows(self) -> tf.Tensor:
-        """The gradient of the rows, `[batch, T, width]`."""
-        return spread(self.coefficients, self.gradient)
+        # Of a bag without rows the gradient may be undefined, as that of a length is at zero, and concerns no row.
+        has_rows = tf.reduce_any(tf.not_equal(self.coefficients, 0), axis=1, keepdims=True)
+        gradient = tf.where(has_rows, gradient / self.divisor, tf.zeros([], gradient.dtype))
+        return self._replace(gradient=gradient, of_rows=spread(self.coefficients, gradient))
 
 
 def find_bag(rows: tf.Tensor) -> Bag | None:
@@ -48,21 +46,20 @@ def find_bag(rows: tf.Tensor) -> Bag | None:
     if tf.executing_eagerly() or rows.shape.rank != 3 or rows.shape[0] is not None or None in rows.shape[1:]:
         return None
     dtype = tf.float64 if rows.dtype == tf.float64 else tf.float32
-    weights = list[tf.Tensor]()
+    coefficients = tf.ones(tf.shape(rows)[:2], dtype)
     for tensor, user in _follow(rows):
         if user.type in ("Sum", "Mean"):
             axes = tf.get_static_value(user.inputs[1])
             if axes is None or [int(axis) % 3 for axis in axes.reshape(-1)] != [1]:
                 return None
-            weights = weights or [tf.ones(tf.shape(rows)[:2], dtype)]
-            coefficients = tf.ensure_shape(functools.reduce(tf.multiply, weights), rows.shape[:2])
+            coefficients = tf.ensure_shape(coefficients, rows.shape[:2])
             return Bag(user.outputs[0], coefficients, rows.shape[1] if user.type == "Mean" else 1)
         if user.type in ("Mul", "SelectV2"):
             by = next(each for each in user.inputs if each is not tensor)  # of a selection the mask
             if by.shape.rank != 3 or by.shape[1:] != [rows.shape[1], 1]:
                 return None
             kept = ~by if user.type == "SelectV2" and user.inputs[2] is tensor else by
-            weights.append(tf.cast(kept[:, :, 0], dtype))
+            coefficients *= tf.cast(kept[:, :, 0], dtype)
         elif user.type not in _UNCHANGED:
             return None
     return None

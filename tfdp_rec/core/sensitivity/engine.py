@@ -175,8 +175,9 @@ def factors_of(
 ) -> Iterator[tuple[keras.Variable, factors.Factor]]:
     """(variable, factor) for each variable of a call's layer, of `size` examples."""
     call = read.call
-    # Gradients may lose static shapes, that of a concatenation for one.
-    gradients = [tf.ensure_shape(tf.convert_to_tensor(g), t.shape) for g, t in zip(read.gradients, call.watched)]
+    gradients = read.gradients
+    if call.bag is None:  # gradients may lose static shapes, that of a concatenation for one
+        gradients = [tf.ensure_shape(tf.convert_to_tensor(g), t.shape) for g, t in zip(gradients, call.watched)]
     for variable, factor in call.rule.factors(call, gradients):
         yield variable, fold(factor, size, call.layer.name) if read.merged else factor
     reading.refuse_beside(call)

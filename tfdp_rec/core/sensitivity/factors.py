@@ -47,6 +47,7 @@ from tfdp_rec.core.sensitivity import float_sums
 from tfdp_rec.core.sensitivity.float_sums import Depth, Terms, Way
 
 _FLOOR = 2.0**-50  # added to lengths, √values times: above what squares lose that are too small to be float32 numbers
+_LONGEST = 2.0**60  # a length beyond is infinite: times it, what a weight too small to be normal loses would count
 
 
 class Reads(NamedTuple):
@@ -97,7 +98,8 @@ def norms(several: Sequence[tuple[tf.Tensor, ...]]) -> tf.Tensor:
 
 def _plain_length(tensor: tf.Tensor) -> tf.Tensor:
     # One pass over the tensor; squaring and adding up would make three.
-    return tf.raw_ops.EuclideanNorm(input=tensor, axis=[-1])
+    found = tf.raw_ops.EuclideanNorm(input=tensor, axis=[-1])
+    return tf.where(found > _LONGEST, tf.constant(math.inf, found.dtype), found)
 
 
 def _roundings_of(tensor: tf.Tensor) -> tuple[tf.Tensor | float, tf.Tensor | float]:
@@ -457,9 +459,8 @@ class BagRows(Rows):
         examples = tf.repeat(tf.range(tf.size(weights, tf.int64)), self.ids.shape[1])
         return Terms(tf.reshape(self.ids, [-1]), self.q, tf.reshape(places, [-1]), examples)
 
-    def to_float64(self) -> BagRows:
-        coefficients, q = (tf.cast(each, tf.float64) for each in (tf.squeeze(self.sums, 2), self.q))
-        return BagRows(self.ids, coefficients, q, self.shape)
+    def to_float64(self) -> Rows:
+        return self.apart().to_float64()
 
     def reads(self) -> Reads:
         at = tf.where(tf.not_equal(self.g[:, :, 0], 0) & tf.reduce_any(tf.not_equal(self.q, 0), axis=1)[:, None])

@@ -232,7 +232,7 @@ class Recording:
             own = [next(left) for _ in (call.watched if call.bag is None else [call.bag.total])]
             if call.bag is not None:
                 call.bag = call.bag.with_gradient(*own)
-                own = [call.bag.gradient_of_rows]
+                own = [call.bag.of_rows]
             gradients += own
         return gradients, list(left)
 

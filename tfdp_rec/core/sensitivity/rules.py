@@ -453,7 +453,7 @@ class EmbeddingRule(Rule):
             ids, g = tf.expand_dims(ids, 1), tf.expand_dims(g, 1)
         elif ids.shape.rank > 2:
             ids = _positions(ids[..., None])[..., 0]
-        if call.bag is not None:
+        if call.bag is not None and g is call.bag.of_rows:  # and not what a subclass has made of it
             yield table, factors.BagRows(ids, call.bag.coefficients, call.bag.gradient, table.shape)
         else:
             yield table, factors.Rows(ids, _positions(g), table.shape)
@@ -462,7 +462,7 @@ class EmbeddingRule(Rule):
         return {embeddings_of(call.layer).path: self._ids(call)}
 
     def find_bag(self, call: Call) -> Bag | None:
-        return find_bag(call.watched[0])
+        return find_bag(call.watched[0]) if len(call.watched) == 1 else None
 
 
 class EmbedReduceRule(EmbeddingRule):
