@@ -133,7 +133,7 @@ def test_it_is_above_the_claim_when_the_repair_is_taken_out(kind, make, monkeypa
         return engine.Measured(norm, norm, {path: norm.dtype})
 
     def rows(several, depth):
-        ((ids, values, weights),) = several
+        ((ids, values, weights, _),) = several
         distinct, place = tf.unique(ids)
         return [(distinct, tf.math.unsorted_segment_sum(weights[:, None] * values, place, tf.size(distinct)))]
 

@@ -76,14 +76,14 @@ def _error_factor(additions: tf.Tensor | float, dtype: tf.DType) -> tf.Tensor | 
 def length(tensor: tf.Tensor) -> tf.Tensor:
     """‖·‖ along the last axis, rounded up."""
     factor, floor = _roundings_of(tensor)
-    return _plain_length(tensor) * factor + floor
+    return _drop_longest(_plain_length(tensor)) * factor + floor
 
 
 def norms(several: Sequence[tuple[tf.Tensor, ...]]) -> tf.Tensor:
     """The norms of gradients by their sides, `[batch, gradients]`, those of one side first. All of one type."""
     # A layer's output gradient is a side of its kernel's gradient and of its bias'.
     distinct = list({id(side): side for sides in several for side in sides}.values())
-    rows = tf.stack([_plain_length(side) for side in distinct], axis=1)
+    rows = _drop_longest(tf.stack([_plain_length(side) for side in distinct], axis=1))
     pairs = zip(*map(_roundings_of, distinct), strict=True)
     factors, floors = (tf.convert_to_tensor(each, rows.dtype) for each in pairs)
     found, columns = rows * factors + floors, {id(side): column for column, side in enumerate(distinct)}
@@ -98,8 +98,12 @@ def norms(several: Sequence[tuple[tf.Tensor, ...]]) -> tf.Tensor:
 
 def _plain_length(tensor: tf.Tensor) -> tf.Tensor:
     # One pass over the tensor; squaring and adding up would make three.
-    found = tf.raw_ops.EuclideanNorm(input=tensor, axis=[-1])
-    return tf.where(found > _LONGEST, tf.constant(math.inf, found.dtype), found)
+    return tf.raw_ops.EuclideanNorm(input=tensor, axis=[-1])
+
+
+def _drop_longest(lengths: tf.Tensor) -> tf.Tensor:
+    """Lengths, those beyond the longest infinite, so that their examples are dropped."""
+    return tf.where(lengths > _LONGEST, tf.constant(math.inf, lengths.dtype), lengths)
 
 
 def _roundings_of(tensor: tf.Tensor) -> tuple[tf.Tensor | float, tf.Tensor | float]:
