@@ -203,10 +203,10 @@ def test_a_rule_of_ones_own_that_stands_on_that_of_embeddings_has_its_say(rule, 
     assert len(bags) == 1
 
 
-def test_a_bag_on_rows_that_are_several_an_example_is_folded(float64):
-    def forward(p, b):  # each id's own bag of one half of the batch's ids
-        rows = tf.reshape(p[0](tf.reshape(b["pairs"], [-1, 2])), [-1, 2, WIDTH])
-        return tf.reshape(tf.reduce_sum(rows, axis=1), [-1, 3, WIDTH])
+def test_several_bags_an_example_are_one_gradient(float64, bags):
+    def forward(p, b):
+        return tf.reshape(tf.reduce_sum(p[0](tf.reshape(b["pairs"], [-1, 2])), axis=1), [-1, 3, WIDTH])
 
     batch = {"pairs": np.random.default_rng(0).integers(0, ROWS, [SIZE, 3, 2]), "weight": batch_of()["weight"]}
     assert_matches_oracle(model_of([table], forward, batch), batch)
+    assert bags
