@@ -32,7 +32,7 @@ class Bag(NamedTuple):
     gradient: tf.Tensor | None = None  # of the sum, `[batch, width]`
     of_rows: tf.Tensor | None = None  # the gradient of the rows, `[batch, T, width]`, which is not computed if not used
 
-    def with_gradient(self, of_total: tf.Tensor) -> Bag:
+    def add_gradient(self, of_total: tf.Tensor) -> Bag:
         """The same with gradients."""
         gradient = tf.cast(tf.reshape(of_total, [-1, of_total.shape[-1]]), self.coefficients.dtype)
         # Of a bag without rows the gradient may be undefined, as that of a length is at zero, and concerns no row.

@@ -98,7 +98,7 @@ def merge(factors: Sequence[Factor]) -> list[Factor]:
     # Kinds without an inner product are formed and added: the sum must be of the same numbers as the norm.
     kinds: dict[type[Factor], list[Factor]] = {}
     if len(factors) > 1:
-        factors = [each.apart() if isinstance(each, Rows) else each for each in factors]
+        factors = [each.take_apart() if isinstance(each, Rows) else each for each in factors]
     for factor in factors:
         if factor.mergeable:
             kinds.setdefault(type(factor), []).append(factor)

@@ -394,7 +394,7 @@ class Rows(Factor):
         found = _sum_at_first_places(self.ids, self.g, tf.constant(self.shape[0], tf.int64))
         return tf.ensure_shape(found, self.g.shape)
 
-    def apart(self) -> Rows:
+    def take_apart(self) -> Rows:
         """The same, with a gradient of its own for each row."""
         return self
 
@@ -440,7 +440,7 @@ class BagRows(Rows):
         super().__init__(ids, coefficients[:, :, None], shape)
         self.q = wide(q)
 
-    def apart(self) -> Rows:
+    def take_apart(self) -> Rows:
         return Rows(self.ids, spread(self.g[:, :, 0], self.q), self.shape)
 
     @property
@@ -464,7 +464,7 @@ class BagRows(Rows):
         return Terms(tf.reshape(self.ids, [-1]), self.q, tf.reshape(places, [-1]), examples)
 
     def to_float64(self) -> Rows:
-        return self.apart().to_float64()
+        return self.take_apart().to_float64()
 
     def reads(self) -> Reads:
         at = tf.where(tf.not_equal(self.g[:, :, 0], 0) & tf.reduce_any(tf.not_equal(self.q, 0), axis=1)[:, None])
@@ -570,7 +570,7 @@ def fold(factor: Factor, batch_size: tf.Tensor, name: str) -> Factor:
     if isinstance(factor, PerExample):
         return PerExample(tf.reduce_sum(_split_by_example(factor.values, batch_size), axis=1))
     if isinstance(factor, Rows):
-        factor = factor.apart()
+        factor = factor.take_apart()
         ids, g = (_split_by_example(t, batch_size) for t in (factor.ids, factor.g))
         return Rows(join_axes(ids, 1, 3), join_axes(g, 1, 3), factor.shape)
     if isinstance(factor, Outer):

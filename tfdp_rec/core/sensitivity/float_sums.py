@@ -205,14 +205,14 @@ def rows(several: Sequence[Terms], depth: tf.Tensor) -> list[tuple[tf.Tensor, tf
     # One condition for all tables; false for a depth that is no number.
     seldom = tf.reduce_all(tf.cast(tf.concat([count for *_, count in found], axis=0), depth.dtype) <= depth)
 
-    def parts() -> Iterable[tuple[Terms, tuple[tf.Tensor, ...], tf.Tensor]]:
+    def pair_up() -> Iterable[tuple[Terms, tuple[tf.Tensor, ...], tf.Tensor]]:
         return zip(several, found, _cells([place for _, place, _ in found], several), strict=True)
 
     def at_once() -> list[tf.Tensor]:
-        return [_add_segments(own.values, own.weights, those, tf.size(ids)) for own, (ids, *_), those in parts()]
+        return [_add_segments(own.values, own.weights, those, tf.size(ids)) for own, (ids, *_), those in pair_up()]
 
     def some_in_float64() -> list[tf.Tensor]:
-        return [_add_often(own.values, own.weights, those, count, depth) for own, (*_, count), those in parts()]
+        return [_add_often(own.values, own.weights, those, count, depth) for own, (*_, count), those in pair_up()]
 
     added = choose(seldom, at_once, some_in_float64)
     pairs = zip(several, found, added, strict=True)

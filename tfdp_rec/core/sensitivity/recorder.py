@@ -231,7 +231,7 @@ class Recording:
         for call in self.calls:
             own = [next(left) for _ in (call.watched if call.bag is None else [call.bag.total])]
             if call.bag is not None:
-                call.bag = call.bag.with_gradient(*own)
+                call.bag = call.bag.add_gradient(*own)
                 own = [call.bag.of_rows]
             gradients += own
         return gradients, list(left)
