@@ -371,6 +371,13 @@ def test_a_product_of_no_depth_is_made_in_float64(depth):
     assert found.numpy()[0, 0] == np.float32(terms.astype(np.float64).sum())
 
 
+def test_a_product_of_float64_has_one_way():
+    x, g = (np.random.default_rng(seed).normal(size=[50, 3]) for seed in (0, 1))
+    run = tf.function(lambda: product(x, g, 1.0), autograph=False).get_concrete_function()
+    assert np.allclose(run(), x.T @ g, rtol=1e-13, atol=0)
+    assert not [each.type for each in run.graph.get_operations() if "Case" in each.type or "Call" in each.type]
+
+
 KERNELS = {
     "a Dense layer": (lambda: layers.Dense(1, use_bias=False), 16, 2, None),
     "a wide Dense layer": (lambda: layers.Dense(256, use_bias=False), 512, 2, None),

@@ -127,6 +127,8 @@ _LEAST = 8  # terms in a piece, or float64 is faster
 
 def products(x: tf.Tensor, g: tf.Tensor, way: Way) -> tf.Tensor:
     """xᵀ g for `x` `[terms, in]` and `g` `[terms, out]`: a sum over the terms."""
+    if x.dtype == tf.float64:  # no way is better
+        return tf.matmul(x, g, transpose_a=True)
     return _products(x, g, *way)
 
 
@@ -202,8 +204,6 @@ class Terms(NamedTuple):
 def rows(several: Sequence[Terms], depth: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
     """Of each table the distinct ids, and for each the sum of its terms."""
     found = [tf.unique_with_counts(each.ids, out_idx=tf.int64) for each in several]
-    # One condition for all tables; false for a depth that is no number.
-    seldom = tf.reduce_all(tf.cast(tf.concat([count for *_, count in found], axis=0), depth.dtype) <= depth)
 
     def pair_up() -> Iterable[tuple[Terms, tuple[tf.Tensor, ...], tf.Tensor]]:
         return zip(several, found, _cells([place for _, place, _ in found], several), strict=True)
@@ -214,7 +214,11 @@ def rows(several: Sequence[Terms], depth: tf.Tensor) -> list[tuple[tf.Tensor, tf
     def some_in_float64() -> list[tf.Tensor]:
         return [_add_often(own.values, own.weights, those, count, depth) for own, (*_, count), those in pair_up()]
 
-    added = choose(seldom, at_once, some_in_float64)
+    if all(each.values.dtype == tf.float64 for each in several):
+        added = at_once()
+    else:  # one condition for all tables; false for a depth that is no number
+        counts = tf.concat([count for *_, count in found], axis=0)
+        added = choose(tf.reduce_all(tf.cast(counts, depth.dtype) <= depth), at_once, some_in_float64)
     pairs = zip(several, found, added, strict=True)
     return [(ids, tf.ensure_shape(sums, [None, own.values.shape[1]])) for own, (ids, *_), sums in pairs]
 
