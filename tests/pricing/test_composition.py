@@ -2,11 +2,21 @@
 
 import math
 
+import numpy as np
 import pytest
-from dp_accounting import ComposedDpEvent, GaussianDpEvent, NoOpDpEvent, PoissonSampledDpEvent, SelfComposedDpEvent
-from scipy import optimize, special
+from dp_accounting import (
+    ComposedDpEvent,
+    GaussianDpEvent,
+    LaplaceDpEvent,
+    NoOpDpEvent,
+    PoissonSampledDpEvent,
+    SelfComposedDpEvent,
+)
+from dp_accounting.pld import PLDAccountant
+from dp_accounting.rdp import RdpAccountant
+from scipy import integrate, optimize, special, stats
 
-from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.composition import deltas_of, epsilon_of
 from tfdp_rec.core.claim.events import FailingDpEvent, PureDpEvent
 
 
@@ -60,6 +70,49 @@ def test_what_is_not_convolved_loses_nothing():
     found = epsilon_of(SelfComposedDpEvent(GaussianDpEvent(1e4), 10**8), 1e-8)
     assert gaussian_epsilon(1.0, 1e-8) <= found <= gaussian_epsilon(1.0, 1e-8) * (1 + 1e-4)
     assert epsilon_of(NoOpDpEvent(), 1e-15) == 0.0
+
+
+SEVERAL = ComposedDpEvent([GaussianDpEvent(4.0), NoOpDpEvent(), SelfComposedDpEvent(GaussianDpEvent(6.0), 9)])
+TOGETHER = math.sqrt(1 / 16 + 9 / 36)  # deviations that they shift by
+
+
+def test_gaussians_of_several_noises_are_one():
+    exact = gaussian_epsilon(TOGETHER, 1e-8)
+    assert exact <= epsilon_of(SEVERAL, 1e-8) <= exact * (1 + 1e-6)
+    epsilons = np.arange(0.0, 3.0, 0.5)
+
+    def delta_at(epsilon):
+        first = epsilon / TOGETHER + TOGETHER / 2  # from where on the loss is above ε
+        law = lambda z: stats.norm.pdf(z, TOGETHER) - math.exp(epsilon) * stats.norm.pdf(z)  # noqa: E731
+        return integrate.quad(law, first, first + 12, epsabs=0, epsrel=1e-11)[0]
+
+    curve = np.array(list(map(delta_at, epsilons)))
+    excess = deltas_of(SEVERAL, epsilons) - curve
+    assert (excess > 0).all() and (excess < 1e-9 * curve + 2e-14).all()
+
+
+def test_gaussians_beside_other_steps_are_as_by_the_library():
+    steps = SelfComposedDpEvent(PoissonSampledDpEvent(0.1, GaussianDpEvent(2.0)), 20)
+    library = PLDAccountant()
+    for event in (*SEVERAL.events, steps):
+        library.compose(event)
+    event = ComposedDpEvent([SEVERAL, steps])
+    assert epsilon_of(event, 1e-8) == pytest.approx(library.get_epsilon(1e-8), rel=1e-6)
+    assert deltas_of(event, np.array([1.0]))[0] == pytest.approx(library.get_delta(1.0), rel=1e-6)
+
+
+def test_renyis_price_is_that_of_the_best_of_all_orders():
+    """By all orders of dp_accounting, of which few are looked at."""
+    rng, best = np.random.default_rng(0), set()
+    for place in range(30):
+        noise, rate, steps = 10 ** rng.uniform([-0.3, -3, 0], [2, 0, 4])
+        sampled = SelfComposedDpEvent(PoissonSampledDpEvent(rate, GaussianDpEvent(noise)), int(steps))
+        event = sampled if place % 3 else ComposedDpEvent([GaussianDpEvent(noise), LaplaceDpEvent(noise)])
+        delta, library = 10 ** rng.uniform(-12, -1), RdpAccountant()
+        epsilon, order = library.compose(event).get_epsilon_and_optimal_order(delta)
+        best.add(order)
+        assert epsilon <= epsilon_of(event, delta, "rdp") <= epsilon * (1 + 1e-6) + 1e-6
+    assert len(best) > 15 and any(not float(order).is_integer() for order in best)
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp"])

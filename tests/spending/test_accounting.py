@@ -134,6 +134,15 @@ def test_max_steps_after_other_spending_and_other_noise():
     assert counted.epsilon(after_loud_steps) <= 4.0 < counted.epsilon(after_loud_steps + 1)
 
 
+def test_max_steps_ends_at_what_is_enough_and_is_not_more_where_less_fits():
+    counted = accountant()
+    most = counted.max_steps(4.0)
+    assert counted.max_steps(4.0, enough=most - 7) == most - 7
+    assert counted.max_steps(4.0, enough=most + 7) == counted.max_steps(4.0) == most
+    count(counted, GaussianDpEvent(1.0), 9)
+    assert counted.max_steps(4.0, enough=5) == most and counted.max_steps(4.0, enough=most - 7) == most - 7
+
+
 def test_max_steps_where_none_fits():
     counted = accountant(GaussianDpEvent(0.3))
     assert counted.max_steps(0.5) == 0

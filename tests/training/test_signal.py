@@ -44,6 +44,7 @@ def test_larger_batches_and_more_epochs_reach_more():
     [
         (36_000, 3, 8.0, (3_600, 40)),
         (36_000, 3, 1.0, (1_800, 20)),
+        (300_000, 3, 1.0, (8_109, 40)),
         (10_000_000, 3, 8.0, (8_191, 2)),  # signal is not what lacks
         (100_000, 500, 8.0, (524, 40)),  # memory: half a million values a batch
         (10, 3, 8.0, (1, 40)),
@@ -51,6 +52,15 @@ def test_larger_batches_and_more_epochs_reach_more():
 )
 def test_the_fewest_epochs_that_reach_nearly_all_are_chosen(units, values, epsilon, chosen):
     assert choose_batches(units, values, epsilon, 1e-6) == chosen
+
+
+@pytest.mark.parametrize("epsilon", [0.5, 3.0])
+def test_nearly_all_is_what_the_least_noise_reaches(epsilon):
+    """By a search for the noise of every number of epochs."""
+    size, epochs = choose_batches(5_000, 3, epsilon, 1e-6)
+    sizes = {each: choose_batches(5_000, 3, epsilon, 1e-6, epochs=each)[0] for each in (5, 10, 20, 40)}
+    reached = {each: share(5_000, sizes[each], each, epsilon) for each in sizes}
+    assert (size, epochs) == next(((sizes[each], each) for each in sizes if reached[each] >= 0.9), (sizes[40], 40))
 
 
 def test_what_is_given_stays():

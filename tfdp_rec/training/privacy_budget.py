@@ -21,7 +21,7 @@ from tfdp_rec.core.claim.sampling_proof import Source
 class PrivacyBudget(keras.callbacks.Callback):
     """Counts the steps of `fit` in an accountant and stops when the next would exceed the budget.
 
-    Adds `epsilon` to an epoch's logs.
+    Adds `epsilon` to an epoch's logs, of all but the last a bound that is quickly found.
 
     Args:
         accountant: Accountant that follows the model from here on; its `sampling` drew the batches of this fit.
@@ -98,7 +98,8 @@ class PrivacyBudget(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
         self._end(self._last_epoch)
         if logs is not None:
-            logs["epsilon"] = self.accountant.epsilon()
+            is_last = self._last_epoch or self.model.stop_training
+            logs["epsilon"] = self.accountant.epsilon() if is_last else self.accountant.rough_epsilon()
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:
         self.accountant.give_back_rest()

@@ -14,7 +14,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from tfdp_rec.core.claim.calibration import calibrate_noise
+from tfdp_rec.core.claim.composition import epsilon_of
+from tfdp_rec.core.claim.events import GaussianDpEvent
 from tfdp_rec.core.claim.gaussian_release import noise_of_one_release
 from tfdp_rec.core.claim.schemes import PoissonSampling, RandomAllocation, Sampling
 
@@ -29,8 +30,13 @@ _MOST_SEEN = 2e7  # units over all epochs: where there are more, signal is not w
 
 def share_of_signal(sampling: Sampling, steps: int, noise_multiplier: float, epsilon: float, delta: float) -> float:
     """The share of the signal that ε allows."""
-    reached = sampling.expected_batch_size * math.sqrt(steps) / noise_multiplier
-    return reached * noise_of_one_release(epsilon, delta) / sampling.num_units
+    return _noise_for(1.0, sampling, steps, epsilon, delta) / noise_multiplier
+
+
+def _noise_for(share: float, sampling: Sampling, steps: int, epsilon: float, delta: float) -> float:
+    """The noise multiplier with which that share of the signal is reached."""
+    reached = sampling.expected_batch_size * math.sqrt(steps) / sampling.num_units
+    return reached * noise_of_one_release(epsilon, delta) / share
 
 
 def choose_batches(
@@ -51,8 +57,9 @@ def choose_batches(
     for each in candidates[:-1]:
         size = _batch_size(units, values, each) if batch_size is None else batch_size
         sampling, steps = PoissonSampling(units, size), each * math.ceil(units / size)
-        noise = calibrate_noise(epsilon, delta, sampling, steps, "rdp", allow_large_delta=True)
-        if share_of_signal(sampling, steps, noise, epsilon, delta) >= _ENOUGH:
+        enough = GaussianDpEvent(_noise_for(_ENOUGH, sampling, steps, epsilon, delta))
+        # Whether the least noise reaches as much, without a search for it.
+        if epsilon_of(sampling.compose_history([(enough, steps)]), delta, "rdp") <= epsilon:
             return size, each
     return _batch_size(units, values, candidates[-1]) if batch_size is None else batch_size, candidates[-1]
 

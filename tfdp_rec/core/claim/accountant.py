@@ -39,6 +39,8 @@ from tfdp_rec.core.claim.statement import Statement, statement
 from tfdp_rec.core.ground.files import Path
 from tfdp_rec.core.ground.refused import refuse_no_number
 
+_ROUGH = 8.0  # factor on pld's grid
+
 
 class Accountant:
     """The cost of a private training: of the steps of the models that it follows, and of other uses of the data.
@@ -204,14 +206,21 @@ class Accountant:
         """
         return self._epsilon(steps, self.accountant)
 
-    def max_steps(self, target_epsilon: float) -> int:
+    def rough_epsilon(self) -> float:
+        """A looser bound on ε so far, in a tenth of the time: after 20,000 steps 4 in 10,000 above it."""
+        return self._epsilon(None, self.accountant, _ROUGH if self.accountant == "pld" else 1.0)
+
+    def max_steps(self, target_epsilon: float, enough: int | None = None) -> int:
         """The largest number of steps in all, those made included, that keeps ε at most `target_epsilon`.
 
-        It is at most 10^9, and the number of steps made if these cost more already.
+        It is at most 10^9, and the number of steps made if these cost more already. With `enough`, the search is left
+        out where so many fit.
         """
         check_epsilon(target_epsilon)
         if self.void or not events.is_private(self.event):
             return self.steps
+        if enough is not None and enough >= self.steps and self.epsilon(enough) <= target_epsilon:
+            return enough
         runs = self.runs()
         before = runs[:-1] if runs and runs[-1][0] == self.event else runs
         parts = [(self.event, 0), *before, *self.spent_besides]

@@ -57,7 +57,7 @@ class Allowance:
         for meter in self._others:  # what was priced before these steps is priced again after them
             meter.stop()
         accountant.set_event(optimizer.dp_event())
-        most, together = accountant.max_steps(self.target), accountant.sampling.steps_at_once
+        most, together = accountant.max_steps(self.target, self.steps), accountant.sampling.steps_at_once
         self._limit = most if self.steps is None else min(most, self.steps)
         left = max(0, self._limit - accountant.steps) // together * together
         self._open(min(left, accountant.spending.prepaid_steps(accountant.event, optimizer, left)), left)

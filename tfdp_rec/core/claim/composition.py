@@ -66,13 +66,13 @@ def epsilon_of(event: DpEvent, delta: float, accountant: str = "pld", coarser: f
         return profiles.epsilon_of_releases(profiles.releases_of(event), delta)
     check_supported(event, accountant)
     if accountant == "rdp":
-        return _rdp_epsilon(event, delta, whole_orders() if coarser > 1 else orders())
+        return _rdp_epsilon(event, delta, closely=coarser <= 1)
     lost, share = _rounding(event)
     certain = delta - lost - delta * share
     rough = math.inf if certain <= 0.0 else 0.0
     if _is_supported(event, "rdp"):  # at most a little above pld's: it chooses the grid
-        rough = _rdp_epsilon(event, delta, whole_orders())
-        rough = rough if rough <= _PLD_FINE_UP_TO and certain > 0.0 else _rdp_epsilon(event, delta, orders())
+        rough = _rdp_epsilon(event, delta)
+        rough = rough if rough <= _PLD_FINE_UP_TO and certain > 0.0 else _rdp_epsilon(event, delta, closely=True)
     if rough > _PLD_UP_TO or certain <= 0.0:  # pld cannot tell so small a δ from 0
         return rough
     return _pld_epsilon(event, certain, _PLD_GRID * coarser * max(1.0, rough / _PLD_FINE_UP_TO))
@@ -86,12 +86,16 @@ def deltas_of(event: DpEvent, epsilons: NDArray[np.float64], coarser: float = 1.
         return np.ones(len(epsilons))
     event = events.as_priced(event)
     check_supported(event, "pld")
-    rough = _rdp_epsilon(event, _TYPICAL_DELTA, whole_orders()) if _is_supported(event, "rdp") else 0.0
+    rough = _rdp_epsilon(event, _TYPICAL_DELTA) if _is_supported(event, "rdp") else 0.0
     if rough > _PLD_UP_TO:
         return np.ones(len(epsilons))
     (lost, share), grid = _rounding(event), _PLD_GRID * coarser * max(1.0, rough / _PLD_FINE_UP_TO)
-    losses = _compose(event, grid)
-    exact = losses.get_delta_for_epsilon(epsilons) if losses else np.zeros(len(epsilons))
+    gaussian, others = _split_gaussians(event)
+    if gaussian is not None and not others:
+        exact = profiles.gaussian_delta(epsilons, 1.0, gaussian.noise_multiplier)
+    else:
+        losses = _compose(event, grid)
+        exact = losses.get_delta_for_epsilon(epsilons) if losses else np.zeros(len(epsilons))
     return np.minimum(exact * (1.0 + share) + lost + failing, 1.0)
 
 
@@ -100,8 +104,18 @@ def epsilon_of_divergences(orders: Sequence[float], divergences: ArrayLike, delt
     return float(compute_epsilon(orders, divergences, delta)[0])
 
 
-def _rdp_epsilon(event: DpEvent, delta: float, at: tuple[float, ...]) -> float:
-    return epsilon_of_divergences(at, divergences(event, at), delta)
+def _rdp_epsilon(event: DpEvent, delta: float, closely: bool = False) -> float:
+    """ε by the best of some orders, or of all orders."""
+    some = whole_orders()
+    epsilon, best = compute_epsilon(some, divergences(event, some), delta)
+    if closely:
+        # Log-moments are convex in the order, and ε is their ratio to a linear function of it: its only minimum is
+        # beside the best of some. The first order counts where it tells no difference at all.
+        place = some.index(best) if best in some else 0
+        low, high = (some[place - 1] if place else 1.0), (*some, math.inf)[place + 1]
+        near = tuple(order for order in orders() if low < order < high or order == orders()[0])
+        epsilon = min(epsilon, epsilon_of_divergences(near, divergences(event, near), delta))
+    return float(epsilon)
 
 
 @functools.cache
@@ -128,23 +142,32 @@ def _pld_epsilon(event: DpEvent, delta: float, grid: float) -> float:
 
 
 def _compose(event: DpEvent, grid: float) -> Distribution | None:
-    losses = [_losses_of(part, count, grid) for part, count in events.parts_of(event)]
+    gaussian, others = _split_gaussians(event)
+    losses = [_losses_of(part, count, grid) for part, count in others]
+    losses += [] if gaussian is None else [_mechanism_losses(gaussian, 1.0, grid)]
     return functools.reduce(lambda left, right: left.compose(right), losses) if losses else None
+
+
+def _split_gaussians(event: DpEvent) -> tuple[GaussianDpEvent | None, list[tuple[DpEvent, int]]]:
+    """The one Gaussian that an event's Gaussians are together, and the other parts with their counts."""
+    parts = list(events.parts_of(event))
+    others = [(part, count) for part, count in parts if not isinstance(part, GaussianDpEvent)]
+    # Those of multipliers σ are one of 1/√Σ σ⁻².
+    inverses = [(1.0 / part.noise_multiplier, count) for part, count in parts if isinstance(part, GaussianDpEvent)]
+    precision = sum(count * inverse * inverse for inverse, count in inverses)
+    return GaussianDpEvent(precision**-0.5) if precision else None, others
 
 
 def _rounding(event: DpEvent) -> tuple[float, float]:
     """What rounding may have taken from δ of an event's losses: at most this, and this part of it."""
-    # Gaussians that are not sampled are one: `_losses_of`.
-    convolved = sum(1 if isinstance(part, GaussianDpEvent) else count for part, count in events.parts_of(event))
-    allocated = sum(count * getattr(part, "steps_per_epoch", 0) for part, count in events.parts_of(event))
+    gaussian, others = _split_gaussians(event)
+    convolved = (gaussian is not None) + sum(count for _, count in others)
+    allocated = sum(count * getattr(part, "steps_per_epoch", 0) for part, count in others)
     return -profiles.certain_delta(0.0, convolved), allocation.ROUNDING * allocated
 
 
 def _losses_of(part: DpEvent, count: int, grid: float) -> Distribution:
     """Losses of `count` times a part, as dp_accounting composes them."""
-    if isinstance(part, GaussianDpEvent):
-        # k Gaussians of multiplier σ are one of multiplier σ/√k.
-        return _mechanism_losses(GaussianDpEvent(part.noise_multiplier / math.sqrt(count)), 1.0, grid)
     if isinstance(part, RandomAllocationDpEvent):
         return allocation.losses_of_epoch(part.event.noise_multiplier, part.steps_per_epoch, grid).self_compose(count)
     if isinstance(part, RepeatAndSelectDpEvent):
