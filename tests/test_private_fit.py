@@ -373,6 +373,7 @@ def test_a_second_call_counts_what_the_first_has_spent():
     assert 3.0 < more.plan.accountant.epsilon() <= 6.0
 
 
+@pytest.mark.slow
 def test_a_program_ends_without_a_word():
     """A generator of batches that Python has outlived is an error to TensorFlow, which writes a page of it."""
     program = """

@@ -164,6 +164,7 @@ def asking(monkeypatch, problem=None):
     return seen
 
 
+@pytest.mark.fast_cases("problem0")
 @pytest.mark.parametrize("problem", [KeyboardInterrupt(), OSError(errno.ENOSPC, "No space left on device")])
 def test_what_had_shown_nothing_is_made_after_all_at_the_same_price(small, tmp_path, monkeypatch, problem):
     run = tmp_path / "run"

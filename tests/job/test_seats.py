@@ -339,6 +339,7 @@ def test_days_beyond_those_of_a_user_cost_nothing_more(stream, tmp_path):
     assert train("--continue", root / "run", "--data", root / "0.parquet", "--quiet") == 2
 
 
+@pytest.mark.slow
 def test_sums_are_of_users_with_seats_and_their_number_is_noisy(stream):
     root, seen = stream
     counted = list(itertools.chain.from_iterable(users for users, _, _ in seen))

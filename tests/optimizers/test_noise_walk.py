@@ -151,6 +151,7 @@ def test_a_rate_that_teaches_tables_nothing_is_foreseen_with_one_that_would():
     assert foreseen(model_of(3e-4, noise_multiplier=0.1), **long) == []
 
 
+@pytest.mark.slow
 def test_a_bound_that_rows_would_soon_reach_is_foreseen():
     """A schedule leaves weights less room; what was released makes more."""
     cosine = keras.optimizers.schedules.CosineDecay(1e-3, 100, alpha=0.1)  # η s is 1/4000 at most, times 2^12

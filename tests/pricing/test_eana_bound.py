@@ -51,7 +51,7 @@ CASES = [(2, 0.0, 2, 1.0), (2, 1.0, 5, 0.5), (3, 0.3, 3, 2.0), (5, 1.0, 40, 0.1)
          (20, 0.01, 1000, 1.0), (64, 1.0, 100, 3.0), (2, 1.0, 10**6, 0.01)]  # fmt: skip
 
 
-@pytest.mark.slow_cases("7-0.9-7-1.0")
+@pytest.mark.fast_cases("2-1.0-5-0.5", "64-1.0-100-3.0", "2-1.0-1000000-0.01")
 @pytest.mark.parametrize("order, shift, count, sigma", CASES)
 def test_one_coordinate_is_the_larger_integrated_divergence(order, shift, count, sigma):
     wide_to_narrow, narrow_to_wide = both_directions(order, shift, count, sigma)
@@ -60,6 +60,7 @@ def test_one_coordinate_is_the_larger_integrated_divergence(order, shift, count,
     assert narrow_to_wide <= wide_to_narrow
 
 
+@pytest.mark.fast_cases("2-1.0-5-0.5", "64-1.0-100-3.0", "2-1.0-1000000-0.01")
 @pytest.mark.parametrize("order, shift, count, sigma", CASES)
 def test_the_printed_bound_is_valid_but_not_tight(order, shift, count, sigma):
     printed = eana_rdp_published(

@@ -162,6 +162,7 @@ def test_an_epoch_is_counted_at_its_first_step():
     assert plan.accountant.epsilon() == pytest.approx(epoch_price(3), rel=1e-9) == plan.epsilon
 
 
+@pytest.mark.fast_cases("True")
 @pytest.mark.parametrize("with_ledger", [False, True])
 def test_a_fit_that_ends_within_an_epoch_has_spent_it(with_ledger, tmp_path):
     """The next fit begins another epoch, and the budget has one less."""

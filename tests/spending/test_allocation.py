@@ -46,6 +46,7 @@ def exact_deltas(noise, steps, epochs, epsilon):
     return above(np.exp(epsilon)), 1 - np.exp(epsilon) + np.exp(epsilon) * above(np.exp(-epsilon))
 
 
+@pytest.mark.slow_cases("0.7-2-2", "0.5-2-1")
 @pytest.mark.parametrize("noise, steps, epochs", [(1.0, 2, 1), (0.5, 2, 1), (3.0, 2, 1), (1.0, 3, 1), (0.7, 2, 2)])
 def test_an_epoch_costs_what_neighbours_can_tell_and_no_less(noise, steps, epochs):
     for epsilon in (0.1, 0.5, 2.0):
@@ -176,6 +177,7 @@ def test_an_epoch_composes_with_everything_else():
     assert epsilon_of(ComposedDpEvent([priced(1.0, 20, 3), poisson]), 1e-6) > alone
 
 
+@pytest.mark.slow_cases("1.2-3", "0.6-2")
 @pytest.mark.parametrize("noise, steps", [(1.0, 2), (0.6, 2), (3.0, 2), (1.2, 3)])
 def test_renyi_divergences_are_bounds_of_both_directions(noise, steps):
     """log E R^α and log E R^(1-α) by quadrature; equal to the former at whole orders."""

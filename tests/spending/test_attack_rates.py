@@ -24,6 +24,7 @@ def test_a_gaussian_is_told_apart_as_well_as_by_the_likelihood_ratio_and_no_bett
     assert (found >= exact - 1e-12).all() and (found[inside] - exact[inside])[2:].max(initial=0) < 1e-4
 
 
+@pytest.mark.slow_cases("0.01-0.3")
 @pytest.mark.parametrize("rate, noise", [(0.1, 0.5), (0.5, 1.0), (0.01, 0.3)])
 def test_no_attack_on_a_sampled_gaussian_passes_the_bound(rate, noise):
     threshold = norm.isf(RATES)
@@ -47,6 +48,7 @@ EVENTS = {
 }  # fmt: skip
 
 
+@pytest.mark.slow_cases("epochs")
 @pytest.mark.parametrize("name", EVENTS)
 def test_the_profile_is_that_of_epsilon_at_delta(name):
     for delta in (1e-6, 1e-4, 1e-2):

@@ -535,6 +535,7 @@ def apply_by_hand(model, batch):
     model.optimizer.apply(clipped_sum(model, batch, l2_norm_clip=1.0))
 
 
+@pytest.mark.fast_cases("train_step")
 @pytest.mark.parametrize("step", [tfdp_rec.PrivateModel.train_step, apply_by_hand])
 def test_a_graph_that_is_older_than_another_optimizer_makes_no_step(step):
     """It settles nothing for that optimizer: the rows that it reads would lack the noise that they owe it."""

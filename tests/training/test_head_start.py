@@ -254,6 +254,7 @@ def test_a_choice_that_is_cut_off_leaves_the_counts(monkeypatch):
     assert beside(private).kernel.numpy() == [0.0]
 
 
+@pytest.mark.slow
 def test_a_model_that_was_loaded_begins_at_counts_again(tmp_path):
     private = private_of(of_clicks(), ((USER, ITEM), CLICKS), epochs=1)
     private.fit(verbose=0)

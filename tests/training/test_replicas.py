@@ -80,7 +80,7 @@ for name in NAMES:
 """
 
 
-@pytest.mark.fast_cases("LazyDPSGD")
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["LazyDPSGD", "DPSGD", "EANA", "AdaFEST"])
 def test_two_devices_train_as_one_under_keyed_noise(name):
     assert run(f"NAMES = {[name]!r}{EQUAL}") == [name]
@@ -179,6 +179,7 @@ def of_scope(strategy, optimizer=None):
     return model
 
 
+@pytest.mark.fast_cases("all")
 @pytest.mark.parametrize("inside", ["model", "all"])
 def test_make_private_in_a_scope(inside):
     inputs, strategy = keras.Input([], dtype="int64"), tf.distribute.MirroredStrategy(["CPU:0"])

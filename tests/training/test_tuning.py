@@ -57,6 +57,7 @@ def three_runs(monkeypatch):
     """Three runs, of 0.5, 1.0 and 0.25."""
     monkeypatch.setattr(tuning, "number_of_runs", lambda gamma, shape: 3)
     monkeypatch.setattr(tuning, "uniform_numbers", lambda count, below: np.array([1, 2, 0])[:count] % below)
+    monkeypatch.setattr(tuning, "round_up_function_numbers", lambda: None)  # a second; tests/test_keras_internals.py
 
 
 @pytest.mark.slow
@@ -90,6 +91,7 @@ def test_a_search_is_priced_by_losses_too():
     assert found.model.optimizer.noise_multiplier < by_divergences.model.optimizer.noise_multiplier
 
 
+@pytest.mark.slow
 def test_a_score_that_costs_little_leaves_more_for_the_training(monkeypatch):
     monkeypatch.setattr(tuning, "number_of_runs", lambda gamma, shape: 1)
     noises = []
@@ -187,6 +189,9 @@ def by_hand(plan, learning_rate):
     return model
 
 
+@pytest.mark.fast_cases(
+    "plain_steps-spent", "no_step-spent: nothing", "by_hand-no sampling drew", "<lambda>-no privacy history"
+)  # fmt: skip
 @pytest.mark.parametrize(
     ("run", "said"),
     [(earlier_weights, "spent"), (other_noise, "spent"), (no_step, "spent: nothing"),
@@ -219,6 +224,7 @@ def pays(model):
     return rate_of(model)
 
 
+@pytest.mark.slow_cases("trains_on-steps")
 @pytest.mark.parametrize(("score", "said"), [(trains_by_hand, "SGD"), (trains_on, "steps"), (pays, "a look at them")])
 def test_a_score_that_uses_the_data_is_refused(score, said):
     with pytest.raises(NotPrivate, match=said):
@@ -294,6 +300,7 @@ def test_of_copies_of_a_search_one_gives_a_model(tmp_path):
     assert sum('"state kept"' in line for line in lines) == 2  # whatever the number of runs
 
 
+@pytest.mark.slow_cases("values0", "values2", "values3")
 @pytest.mark.parametrize(
     "values", [np.full(HELD_OUT, 1.01), np.full(HELD_OUT, -0.1), np.full(HELD_OUT, np.nan), np.ones(HELD_OUT - 1), 0.5]
 )

@@ -286,6 +286,7 @@ def test_every_kind_of_noise(strategy):
     assert_lazy_is_eager(strategy, (0.6, True, None), "halving", ONE_OF_EACH, "right", {})
 
 
+@pytest.mark.fast_cases("recursion0")
 @pytest.mark.parametrize("recursion", [(0.6, False, None), (0.0, False, 0.3)])
 def test_large_tables_are_settled_in_chunks_by_a_graph(recursion, monkeypatch):
     monkeypatch.setattr("tfdp_rec.core.mechanism.tables.CHUNK_VALUES", 4)
