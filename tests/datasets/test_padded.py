@@ -79,6 +79,7 @@ DIVISORS = {
 }
 
 
+@pytest.mark.fast_cases("4-mean", "7-sum", "4-sqrtn")
 @pytest.mark.parametrize("combiner", DIVISORS)
 @pytest.mark.parametrize("length", [4, 7])
 def test_clipped_gradients_are_those_of_the_bags_as_they_were(combiner, length):

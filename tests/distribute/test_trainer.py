@@ -70,7 +70,6 @@ def test_one_worker_makes_the_single_machines_model_for_every_mechanism():
     check_equal(scenario("every_mechanism"))
 
 
-@pytest.mark.slow
 def test_an_interrupted_training_goes_on_as_if_it_had_not_been(one_worker):
     found = one_worker["resumed"]
     acts = ("fit", "model", "save", "model")  # the last one is a release by shards

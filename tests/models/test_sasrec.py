@@ -196,6 +196,7 @@ def test_items_join_and_the_others_score_as_before(with_sums, sums):
     assert larger.privacy_history.snapshot().steps == 1
 
 
+@pytest.mark.slow
 def test_a_training_upon_later_sums_tells_of_both(sums):
     """Tables go on upon other sums: the history has the cost of both, and of the steps."""
     arguments = {"width": 8, "history_length": PLACES, "num_blocks": 0}

@@ -148,6 +148,7 @@ def test_one_step_is_a_gaussian_and_no_noise_is_worth_nothing():
     assert epsilon_of(priced(0.05, 10), 1e-6) == epsilon_of(GaussianDpEvent(0.05), 1e-6)
 
 
+@pytest.mark.fast_cases("others0", "others2")
 @pytest.mark.parametrize("others", [(-1.0, -1.0), (-1.0, 0.4), (0.4, 0.4), (1.0, -1.0, 0.5, -0.5, 1.0, 0.0, -1.0)])
 def test_every_allocation_of_up_to_eight_units_counted(others):
     """In two batches: all allocations, the two noisy sums in the plane. Others hide a unit, and never show it."""
@@ -205,6 +206,7 @@ def test_inverse_moments_are_bounds_and_close_where_they_matter():
     assert (found >= exact).all() and found == pytest.approx(exact, rel=2e-2)
 
 
+@pytest.mark.fast_cases("5.0-1000-10", "1.0-108-19")
 @pytest.mark.parametrize("noise, steps, epochs", [(1.0, 108, 19), (0.5, 10, 1), (5.0, 1000, 10), (0.2, 10, 10)])
 def test_renyis_price_is_above_and_near_the_other(noise, steps, epochs):
     event = priced(noise, steps, epochs)

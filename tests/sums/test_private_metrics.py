@@ -222,7 +222,7 @@ def held(draw, noise, releases=2000, name=None):
     return inside / releases
 
 
-@pytest.mark.fast_cases("noise and sampling", "sampling alone", "noise alone")
+@pytest.mark.fast_cases("noise and sampling")
 @pytest.mark.parametrize(
     "draw, noise",
     [pytest.param(drawn_mean(0.13, 1500), 4.0, id="noise and sampling"),

@@ -168,9 +168,8 @@ class PrivatePlan:
             >>> model.compile(loss="mse")
             >>> rows = tf.TensorSpec([None, 1], tf.int32), tf.TensorSpec([None, 4])
             >>> found = tfdp_rec.PrivatePlan.suggest(
-            ...     model, rows, num_units=500, epsilon=3.0, delta=1e-4, accountant="rdp", verbose=0)
-            >>> 1 <= len(found) <= 3 and found[-1].plan.share_of_signal >= found[0].plan.share_of_signal
-            True
+            ...     model, rows, num_units=500, epsilon=3.0, delta=1e-4, accountant="rdp")  # doctest: +SKIP
+            >>> plan = found[0].plan  # doctest: +SKIP
         """
         from tfdp_rec.training import planner  # which makes plans
 

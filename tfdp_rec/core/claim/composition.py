@@ -3,8 +3,8 @@
     rdp    D_α(composition) = Σ_i count_i D_α(part_i),    ε = min_α D_α + log(1/δ)/(α - 1) + …
     pld    the loss of the composition is the sum of the losses of its parts: one transform for many steps
 
-The curve of one step takes a tenth of a second to two seconds; composing takes little. Curves are cached, so that a
-search for the last step that fits, or ε after every epoch, computes one.
+The curve of one step takes a tenth of a second to two seconds, and composing it many times a quarter. Curves are
+cached, so that a search for the last step that fits computes one. Gaussians that are not sampled are one Gaussian.
 """
 
 from __future__ import annotations
