@@ -207,7 +207,7 @@ class Accountant:
         return self._epsilon(steps, self.accountant)
 
     def rough_epsilon(self) -> float:
-        """A looser bound on ε so far, in a tenth of the time: after 20,000 steps 4 in 10,000 above it."""
+        """A looser bound on ε so far, in an eighth of the time: after 20,000 steps 4 in 10,000 above it."""
         return self._epsilon(None, self.accountant, _ROUGH if self.accountant == "pld" else 1.0)
 
     def max_steps(self, target_epsilon: float, enough: int | None = None) -> int:
