@@ -158,7 +158,7 @@ def test_an_id_outside_the_table_reaches_no_other_row(rewriting):
         tfdp_rec.clipping.clipped_sum(model, batch, 1.0)
 
 
-@pytest.mark.fast_cases("-1-0", "2147483648-2", "5-1")
+@pytest.mark.fast_cases("-1-0", "2147483648-2", "5-1", "-1099511627776-0")
 @pytest.mark.parametrize("place", [0, 1, 2])
 @pytest.mark.parametrize("wrong", [-1, 5, 2**31, -(2**40)])
 def test_one_check_of_all_ids_names_the_layer_whose_ids_are_outside(place, wrong):

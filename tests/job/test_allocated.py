@@ -24,7 +24,6 @@ def cost(ledger, noise):
     return epochs, epsilon_of(ComposedDpEvent([each, GaussianDpEvent(prior_noise(2.0, DELTA)), *figures]), DELTA)
 
 
-@pytest.mark.slow
 def test_steps_are_whole_epochs_and_cost_what_the_run_may(tmp_path):
     import json
 

@@ -378,7 +378,7 @@ MOVES = {
 }  # fmt: skip
 
 
-@pytest.mark.fast_cases("plain-LazyDPSGD", "momentum-LazyDPSGD")
+@pytest.mark.fast_cases("plain-LazyDPSGD", "momentum-LazyDPSGD", "nesterov-LazyDPFTRL")
 @pytest.mark.parametrize("make", LAZY)
 @pytest.mark.parametrize("name", MOVES)
 def test_no_gradient_takes_a_weight_past_its_bound(make, name):

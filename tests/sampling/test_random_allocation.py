@@ -210,7 +210,6 @@ def test_steps_per_execution_that_are_no_part_of_an_epoch():
     assert int(optimizer.iterations) == 18 and plan.accountant.steps == 4 * STEPS
 
 
-@pytest.mark.slow
 def test_the_middle_of_an_epoch_that_another_model_began_is_refused():
     plan = make_plan()
     model, draws = make_model(plan), iter(plan.batches(fetch))

@@ -110,7 +110,6 @@ def test_the_noise_of_counts_is_what_is_paid_for(monkeypatch):
     assert by_user == by_item and 1 / by_item**2 + 1 / by_logit**2 == pytest.approx(1 / private._start._noise**2)
 
 
-@pytest.mark.slow
 def test_what_it_costs_by_the_accountant_beside():
     private = private_of(of_clicks(), ((USER, ITEM), CLICKS), accountant="pld")
     private.fit(verbose=0)

@@ -80,7 +80,7 @@ for name in NAMES:
 """
 
 
-@pytest.mark.slow
+@pytest.mark.fast_cases("LazyDPSGD")
 @pytest.mark.parametrize("name", ["LazyDPSGD", "DPSGD", "EANA", "AdaFEST"])
 def test_two_devices_train_as_one_under_keyed_noise(name):
     assert run(f"NAMES = {[name]!r}{EQUAL}") == [name]
