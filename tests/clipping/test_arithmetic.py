@@ -207,6 +207,7 @@ def test_a_callback_that_has_the_graph_rewritten_ends_the_fit(coarsening):
     with pytest.raises(tf.errors.InvalidArgumentError, match="drop bits between the norms and the sum"):
         model.fit(X, X[:, :1], batch_size=1, verbose=0, callbacks=[TurnOn(lambda: coarsening(COARSE[0]))])
     assert int(model.optimizer.iterations) == 1
+    assert model.optimizer.privacy_history.snapshot().steps == 1  # a step is counted once its sum is there
 
 
 def canaries(norms, **options):
@@ -250,11 +251,10 @@ def test_each_kind_of_product_has_a_canary_of_its_own(option, coarsening):
 def test_sums_have_the_products_that_canaries_see_whoever_traced_them_first(option):
     """All models share the sums' graphs, and a call within a branch would keep the options of their first trace."""
     products = float_sums.trace_once(float_sums._products.__wrapped__)
-    examples = float_sums.trace_once(float_sums.examples.__wrapped__)
 
     def sums(x, g):
         way = float_sums.Way.of(tf.shape(x)[0], tf.constant(60.0), tf.float32)
-        return products(x, g, *way), examples(g, tf.constant(50))
+        return products(x, g, *way)
 
     tf.config.optimizer.set_experimental_options({option: True})
     try:
@@ -265,4 +265,4 @@ def test_sums_have_the_products_that_canaries_see_whoever_traced_them_first(opti
     nodes = [*definition.node, *(node for function in definition.library.function for node in function.node_def)]
     calls = [node for node in nodes if node.op in ("PartitionedCall", "StatefulPartitionedCall")]
     options = [tf.compat.v1.ConfigProto.FromString(node.attr["config_proto"].s).graph_options for node in calls]
-    assert len(options) >= 9 and not any(each.ListFields() for each in options)
+    assert len(options) >= 7 and not any(each.ListFields() for each in options)

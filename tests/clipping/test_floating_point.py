@@ -287,8 +287,6 @@ def test_a_sum_over_many_examples_is_cut_by_their_number():
     depth = float_sums.Depth.from_slack(slack, tf.constant(4096.0), examples, tf.float32)
     alone = float_sums.Way.of(examples, depth.whole, tf.float32)
     assert [int(part) for part in depth.way] == [int(part) for part in alone] == [len(float_sums._LAID_OUT), 100]
-    assert int(depth.piece) == int(float_sums.piece(examples, depth.whole)) == 0
-    assert int(float_sums.Depth.from_slack(slack, tf.constant(1.0), tf.constant(900), tf.float32).piece) > 0
 
 
 def test_norms_of_several_are_those_of_each():
@@ -544,12 +542,6 @@ def test_one_strategy_is_offered(strategy):
     mechanism = tfdp_rec.DPSGD(0.1, l2_norm_clip=1.0, noise_multiplier=1.0, expected_batch_size=2)
     with pytest.raises(TypeError, match="clipping_strategy"):
         model.compile(mechanism, "mse", clipping_strategy=strategy)
-
-
-def test_a_piece_is_as_long_as_the_depth_allows():
-    """c + ⌈terms / c⌉ ≤ depth, and no larger c does."""
-    pairs = ((2048, 200.0), (100, 200.0), (2048, 80.0))
-    assert [int(float_sums.piece(tf.constant(n), tf.constant(d))) for n, d in pairs] == [188, 198, 0]
 
 
 def test_pieces_are_short_enough_with_their_own_rounding():

@@ -88,16 +88,18 @@ def test_the_fused_loop_is_the_arithmetic_step_by_step():
     key, pairs = tf.random.Generator.from_seed(1).uniform_full_int([3], dtype=tf.uint64), tf.constant(2**14)
     x, scale, grid = tf.random.normal([2**15]), tf.constant(0.7, tf.float64), grid_of(tf.constant(0.7))
     unit = tf.reshape(tf.bitcast(module._sample(pairs, key), tf.float64), [-1])
-    fused = tf.reshape(tf.bitcast(module._COMPILED_NOISY(pairs, key, scale, grid, [x]), tf.float32), [-1])
+    words = module._join_words(key, scale, grid)
+    fused = tf.reshape(tf.bitcast(module._COMPILED_NOISY(pairs, words, [x]), tf.float32), [-1])
     apart = np.abs(fused - add_on_grid(scale * unit, [x], grid)) / float(grid)
     assert np.mean(apart > 0) < 1e-4 and apart.max() <= 1  # a tie that a last bit of a sine decides
     move, bound = tf.random.normal([2**15]), tf.constant(1.0)
-    fused = module._COMPILED_NOISY(pairs, key, scale, grid, [x, move], bound)
+    fused = module._COMPILED_NOISY(pairs, module._join_words(key, scale, grid, bound), [x, move])
     bounded = add_on_grid(scale * unit, [x, within(x, move, bound)], grid)
     apart = np.abs(tf.reshape(tf.bitcast(fused, tf.float32), [-1]) - bounded) / float(grid)
     assert np.mean(apart > 0) < 1e-4 and apart.max() <= 1 and np.mean(within(x, move, bound) != move) > 0.1
     rows = tf.fill([2**10], np.float32(0.7))
-    by_row = module._COMPILED_ROWS(32, rows, key, grid, [tf.split(tf.reshape(x, [2**10, 32]), [2**9, 2**9])])
+    halves = tf.split(tf.reshape(x, [2**10, 32]), [2**9, 2**9])
+    by_row = module._COMPILED_ROWS(32, rows, module._join_words(key, grid), [halves])
     apart = np.abs(tf.reshape(by_row, [-1]) - add_on_grid(np.float64(np.float32(0.7)) * unit, [x], grid)) / float(grid)
     assert np.mean(apart > 0) < 1e-4 and apart.max() <= 1
 

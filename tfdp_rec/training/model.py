@@ -22,6 +22,7 @@ import tensorflow as tf
 from tfdp_rec.core.claim.entries import Use
 from tfdp_rec.core.claim.events import DpEvent
 from tfdp_rec.core.claim.sampling_proof import Source, refusals_in_words, strip_draw
+from tfdp_rec.core.ground.graph_checks import HOST
 from tfdp_rec.core.ground.keras_internals import (
     functional_class,
     is_functional,
@@ -332,7 +333,8 @@ class PrivateTraining(ReleaseMethods):
         # A dataset without a known length ends with a step without a batch, of which TensorFlow may run the operations
         # that need none, such as the count and the noise. So everything waits for the batch.
         with tf.control_dependencies(batch.tensors):
-            clip = tf.cast(tf.constant(self.optimizer.l2_norm_clip, tf.float64), tf.float32)
+            with tf.device(HOST):
+                clip = tf.cast(tf.constant(self.optimizer.l2_norm_clip, tf.float64), tf.float32)
             try:
                 clipped = self.private_step.clipped_sum(batch, clip)
             except NotPrivate as first:

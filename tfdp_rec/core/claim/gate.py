@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdp_rec.core.claim.counters import Counter, Counters, make_number
 from tfdp_rec.core.claim.open_epoch import OpenEpoch
-from tfdp_rec.core.ground.graph_checks import require_all
+from tfdp_rec.core.ground.graph_checks import on_host, require_all
 
 _NO_LIMIT = 2**62
 
@@ -45,12 +45,14 @@ class Gate:
 
     # In the graph of a step.
 
+    @on_host
     def take_step(self, counter: Counter, price: Any) -> list[Any]:
         """Operations that take a step at its price in the steps that are left, to wait for; they fail where it is more.
 
         The price is 1, or all steps of an epoch at its first one and 0 at the others.
         """
-        with tf.control_dependencies(require_all((self._allowed > 0, _BY_HAND), (counter.allowed > 0, _OTHER))):
+        allowed = (self._allowed.read_value() > 0, _BY_HAND), (counter.allowed.read_value() > 0, _OTHER)
+        with tf.control_dependencies(require_all(*allowed)):
             taken = self._left.assign_sub(price)
         # Taken before it is compared: of two threads at the last step at most one finds that it is within.
         with tf.control_dependencies([taken]):

@@ -18,9 +18,10 @@ Operations under `with tf.control_dependencies(require(...))` therefore wait for
 
 from __future__ import annotations
 
+import functools
 import re
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, ParamSpec, TypeVar
 
 import tensorflow as tf
 
@@ -32,6 +33,20 @@ _CHECK = "_tfdp_rec_check"
 HOST = "CPU:0"
 Check = tuple[Any, ...]
 """A condition, and the texts and tensors of its sentence."""
+
+_Given = ParamSpec("_Given")
+_Found = TypeVar("_Found")
+
+
+def on_host(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
+    """`function` with its operations on the host: of single numbers and of ids, each of which a GPU would start."""
+
+    @functools.wraps(function)
+    def run(*args: _Given.args, **kwargs: _Given.kwargs) -> _Found:
+        with tf.device(HOST):
+            return function(*args, **kwargs)
+
+    return run
 
 
 def require(condition: Any, *sentence: Any) -> list[tf.Operation]:
@@ -90,7 +105,9 @@ def depend_on(value: tf.Tensor, checks: Iterable[tf.Operation]) -> tf.Tensor:
     """The value, computed from the checks among some operations, so that it cannot be had without them."""
     for check in checks:
         if is_check(check):
-            value = value + tf.cast(check.outputs[0], value.dtype)
+            with tf.device(HOST):
+                zero = tf.cast(check.outputs[0], value.dtype)
+            value = value + zero
     return value
 
 

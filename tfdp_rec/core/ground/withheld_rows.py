@@ -43,9 +43,9 @@ class WithheldRows:
             rows = _read_by_reference(self.public.handle)
             self.private = tf.Variable(rows, trainable=variable.trainable, name="private_rows")
             _empty(self.private.handle)
+        with tf.init_scope(), tf.device(HOST):
             # What mechanisms keep the values' sizes within; first the largest, as the rows were withheld.
             self.bound = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="bound")
-        with tf.init_scope(), tf.device(HOST):
             self._admitted = tf.Variable(0, trainable=False, dtype=tf.int64, name="admitted")  # number of optimizers
 
     @property

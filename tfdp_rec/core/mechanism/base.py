@@ -28,7 +28,7 @@ from tfdp_rec.core.claim.entries import new_id
 from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent, NonPrivateDpEvent
 from tfdp_rec.core.claim.meter import Meter
 from tfdp_rec.core.claim.sampling_proof import NO_SAMPLING, Source
-from tfdp_rec.core.ground.graph_checks import Check, depend_on, require_all
+from tfdp_rec.core.ground.graph_checks import HOST, Check, depend_on, require_all
 from tfdp_rec.core.ground.keras_internals import learning_rate_now, learning_rate_of, outside_scopes, resource
 from tfdp_rec.core.ground.refused import NotPrivate, refuse_no_number
 from tfdp_rec.core.mechanism import checks
@@ -140,7 +140,8 @@ class Step:
 
     @functools.cached_property
     def _scale(self) -> tf.Tensor:
-        return -tf.cast(self.pace, tf.float64) / self.batch_size
+        with tf.device(HOST):
+            return -tf.cast(self.pace, tf.float64) / self.batch_size
 
     def _move(self, table: Table) -> tf.IndexedSlices:
         if table.path not in self.clipped.gradients:
@@ -338,8 +339,9 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         checks.refuse_replicas()
         # All of the step waits for the sum: a step that gets none, or fails on the way to it, changes nothing.
         planned = [] if self.course is None else self.course.checks(source)
-        admitted = require_all(*_check_ticket(self, clipped), *planned)
-        with ours(), tf.control_dependencies([clipped.norms]), run_after(admitted):
+        with tf.device(HOST):
+            admitted = require_all(*_check_ticket(self, clipped), *planned)
+        with ours(), tf.control_dependencies([clipped.norms, clipped.sensitivity]), run_after(admitted):
             with run_after(self.privacy_history.count(source) if self.counts_steps else []):
                 for observe in self.observers:
                     observe(clipped)
@@ -358,25 +360,28 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
             raise ValueError(f"The optimizer was not built for {', '.join(sorted(unknown))}.")
         for table in self.tables.values():
             table.withhold(self)
-        # Every scale of the step is computed from B, and B from the checks: what is not admitted moves no weight.
-        batch = depend_on(tf.constant(self.expected_batch_size, tf.float64), admitted)
-        stddev = tf.constant(self.noise_multiplier, tf.float64) * tf.cast(clipped.sensitivity, tf.float64) / batch
-        learning_rate = tf.cast(learning_rate_now(self), tf.float32)
-        late = self.debts if self.tables else None
-        bound = None if late is None else late.bound.find()
-        by_rate = learning_rate if late is None else late.bound.pace_of(learning_rate, stddev, bound)
-        pace = tf.ones_like(learning_rate) if self.table_rule else by_rate
-        scale = -tf.cast(pace, tf.float64) * stddev
+        rate, late = learning_rate_now(self), self.debts if self.tables else None
+        with tf.device(HOST):  # public numbers: on a GPU each operation of one would be a kernel
+            # Every scale of the step is computed from B, and B from the checks: what is not admitted moves no weight.
+            batch = depend_on(tf.constant(self.expected_batch_size, tf.float64), admitted)
+            stddev = tf.constant(self.noise_multiplier, tf.float64) * tf.cast(clipped.sensitivity, tf.float64) / batch
+            learning_rate = tf.cast(rate, tf.float32)
+            bound = None if late is None else late.bound.find()
+            by_rate = learning_rate if late is None else late.bound.pace_of(learning_rate, stddev, bound)
+            pace = tf.ones_like(learning_rate) if self.table_rule else by_rate
+            scale = -tf.cast(pace, tf.float64) * stddev
+            # What is more than float32 holds is infinite, or no number, whatever noise is added to it.
+            most = tf.maximum(tf.abs(tf.cast(learning_rate, tf.float64)), 1.0) / tf.minimum(batch, 1.0)
+            held = (most * tf.cast(clipped.sensitivity, tf.float64) <= _LARGEST_MOVE) | (stddev == 0)
         step = Step(clipped, batch, stddev, learning_rate, pace, scale, upcoming or {}, bound)
-        # What is more than float32 holds is infinite, or no number, whatever noise is added to it.
-        largest = tf.maximum(tf.abs(tf.cast(learning_rate, tf.float64)), 1.0) * tf.cast(clipped.sensitivity, tf.float64)
-        held = (largest / tf.minimum(batch, 1.0) <= _LARGEST_MOVE) | (stddev == 0)
         refusals = [] if late is None else late.refusals(step)
         within = contextlib.nullcontext() if self.course is None else self.course.writes_of_step(source)
-        with run_after(require_all((held, _TOO_LARGE), *refusals)), within:
+        with tf.device(HOST):
+            held_all = require_all((held, _TOO_LARGE), *refusals)
+        with run_after(held_all), within:
             step_dense(self, step, regularization or {})
             self.step_tables(step)
-            self.iterations.assign_add(1)
+            resource(self.iterations).assign_add(1)
 
     def meet(
         self, wanted: Sequence[tuple[str, Request]], number: tf.Tensor

@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from tfdp_rec.core.ground.graph_checks import HOST
 from tfdp_rec.core.ground.keras_internals import resource
 from tfdp_rec.core.mechanism.noise.base import Request
 from tfdp_rec.core.mechanism.noise.meeting import grid_of
@@ -25,7 +26,7 @@ class Dense:
 
 def step_dense(optimizer: Any, step: Any, regularization: Mapping[str, tf.Tensor]) -> None:
     """Makes the step of all dense variables of an optimizer; `regularization` by path, as in its `apply`."""
-    gradients, noisy, downhill = _add_noise(optimizer, step), [], -step.learning_rate
+    gradients, noisy = _add_noise(optimizer, step), []
     for path, dense in optimizer.dense.items():
         gradient = gradients[path]
         if path in regularization:
@@ -33,10 +34,11 @@ def step_dense(optimizer: Any, step: Any, regularization: Mapping[str, tf.Tensor
         if optimizer.dense_optimizer is not None:
             noisy.append((tf.cast(gradient, dense.variable.dtype), dense.variable))
             continue
-        move = downhill * gradient
         if optimizer.recursion.is_plain and dense.variable.dtype == "float32":  # in one pass
-            resource(dense.variable).assign_add(move)
+            handle = resource(dense.variable).handle
+            tf.raw_ops.ResourceApplyGradientDescent(var=handle, alpha=step.learning_rate, delta=gradient)
         else:
+            move = -step.learning_rate * gradient
             kept = [dense.variable] if dense.velocity is None else [dense.variable, dense.velocity]
             before = tuple(tf.cast(resource(variable), tf.float32) for variable in kept)
             moved = optimizer.recursion.step(before, move, step.learning_rate)
@@ -50,7 +52,9 @@ def step_dense(optimizer: Any, step: Any, regularization: Mapping[str, tf.Tensor
 
 def _add_noise(optimizer: Any, step: Any) -> dict[str, tf.Tensor]:
     """Gradients of all dense variables with their noise, in their shapes."""
-    one, grid, share, wanted = tf.zeros([1], tf.int64), grid_of(step.stddev), 1.0 / step.batch_size, []
+    one, grid, wanted = tf.zeros([1], tf.int64), grid_of(step.stddev), []
+    with tf.device(HOST):
+        share = 1.0 / step.batch_size
     for path, dense in optimizer.dense.items():
         size = int(tf.TensorShape(dense.variable.shape).num_elements())
         onto: tuple[tf.Tensor, ...] = ()

@@ -35,6 +35,7 @@ from typing import Any, Unpack, overload
 import keras
 import tensorflow as tf
 
+from tfdp_rec.core.ground.graph_checks import HOST
 from tfdp_rec.core.ground.keras_internals import learning_rate_of
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.mechanism.arguments import Numbers, Planned
@@ -102,7 +103,8 @@ class LazyDPSGD(PrivateOptimizer):
         before = self.debts.marks.now()
         if self.debts.arrives_late:  # what a row owes is older than the gradient that comes to it, and is settled first
             self.debts.settle_rows({path: step.move(table).indices for path, table in self.tables.items()}, before)
-        now, bound = before + 1, self.debts.bound.limit(step)
+        with tf.device(HOST):
+            now, bound = before + 1, self.debts.bound.limit(step)
         with run_after(self.debts.count(step, before, now)):
             self._step_rows(step, bound, before, now)
         self.debts.settle_upcoming(step.upcoming, now)

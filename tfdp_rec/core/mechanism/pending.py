@@ -38,7 +38,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.core.ground.branches import choose, has_gpu
-from tfdp_rec.core.ground.graph_checks import HOST
+from tfdp_rec.core.ground.graph_checks import HOST, on_host
 from tfdp_rec.core.mechanism.correlated_noise import INDEPENDENT, BufferedToeplitz
 from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
 from tfdp_rec.core.mechanism.noise.meeting import grid_of, nearest, on_grid
@@ -55,19 +55,23 @@ class History:
     def __init__(self, columns: int):
         self.columns = columns
         start = np.zeros([_FIRST_CAPACITY, columns])
-        self.table = tf.Variable(start, trainable=False, shape=[None, columns], dtype=tf.float64, name="totals")
+        with tf.device(HOST):
+            self.table = tf.Variable(start, trainable=False, shape=[None, columns], dtype=tf.float64, name="totals")
 
+    @on_host
     def look_up(self, steps: tf.Tensor) -> tf.Tensor:
         """The totals before each of `steps`, `[..., columns]`."""
         return tf.gather(self.table, steps)
 
+    @on_host
     def columns_at(self, steps: tf.Tensor) -> list[tf.Tensor]:
         """The same, each total by itself."""
         return tf.unstack(self.look_up(steps), num=self.columns, axis=-1)
 
+    @on_host
     def append(self, step: tf.Tensor, totals: tf.Tensor) -> Operations:
         """Enters the totals before `step`, in place; the room doubles when it runs out."""
-        room = tf.shape(self.table, out_type=tf.int64)[0]
+        room = tf.raw_ops.VariableShape(input=self.table.handle, out_type=tf.int64)[0]
 
         def grow() -> tf.Tensor:
             self.table.assign(tf.concat([self.table, tf.zeros([room, self.columns], tf.float64)], axis=0))
@@ -178,8 +182,9 @@ class Aggregated(Pending):
         grid: tf.Tensor, by_mark: Owed | None = None,
     ) -> list[Rows]:
         # Found for the rows of all tables at once: a step has many tables, and a table few rows.
-        due = by_mark.of(since) if by_mark else self.find_debt(since, now, history)
-        owed = due.split([tf.size(debt.ids) for debt in debts])
+        with tf.device(HOST):
+            due = by_mark.of(since) if by_mark else self.find_debt(since, now, history)
+            owed = due.split([tf.size(debt.ids) for debt in debts])
         if not due.coefficients:  # one Gaussian, added to the weight
             asked = [debt.noise(each.stddev, (debt.rows[0],), grid) for debt, each in zip(debts, owed)]
             return [(weight,) for weight in source.noisy(asked, now)]
@@ -187,6 +192,7 @@ class Aggregated(Pending):
         moved = (self.move(debt.wide, due.coefficients, drawn, grid) for debt, due, drawn in zip(debts, owed, noise))
         return [weights_on(grid, rows) for rows in moved]
 
+    @on_host
     def find_debt_by_mark(self, now: tf.Tensor, history: History) -> Owed:
         # There are fewer steps than rows: where all are settled, what one owes is found once for each possible mark.
         return self.find_debt(tf.range(now + 1), now, history)
@@ -326,14 +332,15 @@ class RowMarks:
 
     def __init__(self, histories: Sequence[History], rows: Mapping[str, int], start: int, keeps_largest: bool = False):
         self._keeps_largest = keeps_largest  # where a velocity outlives a release, or a schedule says what comes
-        self.clock = tf.Variable(start, trainable=False, dtype=tf.int64, name="clock")
-        # The largest η s since all rows were settled, or of all steps. All weights stand on its grid: on which steps a
-        # row has been read or settled must not show in a weight's last bits.
-        self.largest = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="largest")
         self.histories = histories
-        # Those of all tables, one after the other.
+        # Of the marks of all tables, one after the other.
         self._first = dict(zip(rows, itertools.accumulate(rows.values(), initial=0)))
-        self.marks = tf.Variable(tf.zeros([sum(rows.values())], tf.int64), trainable=False, name="marks")
+        with tf.device(HOST):  # where ids come from
+            self.clock = tf.Variable(start, trainable=False, dtype=tf.int64, name="clock")
+            # The largest η s since all rows were settled, or of all steps. All weights stand on its grid: on which
+            # steps a row has been read or settled must not show in a weight's last bits.
+            self.largest = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="largest")
+            self.marks = tf.Variable(tf.zeros([sum(rows.values())], tf.int64), trainable=False, name="marks")
         self.restart(start)
 
     def restart(self, now: int, largest: float = 0.0) -> None:
@@ -345,6 +352,7 @@ class RowMarks:
         self.settle_all(tf.constant(now, tf.int64))
         self.settled_at: int | None = now  # the step that all rows are known to have been settled at
 
+    @on_host
     def settle_all(self, now: tf.Tensor) -> None:
         """Every row is settled at `now`."""
         self.marks.assign(tf.fill(self.marks.shape, now))
@@ -354,6 +362,7 @@ class RowMarks:
         """Whether no row of any table owes anything."""
         return not self._first or self.settled_at == int(self.clock.numpy())
 
+    @on_host
     def now(self) -> tf.Tensor:
         """The clock, int64."""
         return self.clock.read_value()
@@ -365,24 +374,27 @@ class RowMarks:
             return ids[0] + first[0] if rows else tf.zeros([0], tf.int64)
         if not has_gpu():
             return tf.concat([each + start for each, start in zip(ids, first, strict=True)], axis=0)
-        # To each id the first place of its table is added: steps from table to table, added up along the ids. On a
-        # processor that takes twice as long.
-        sizes = [tf.size(each, tf.int64) for each in ids]
+        # They leave a GPU in one copy. To each id the first place of its table is added: steps from table to table,
+        # added up along the ids. Where nothing is copied that takes twice as long.
+        sizes, together = [tf.size(each, tf.int64) for each in ids], tf.concat(ids, axis=0)
         with tf.device(HOST):
             starts = tf.cumsum(tf.stack([0, *sizes]))
             begin, end = starts[:-1, None], starts[-1:] + 1  # a table without ids may come last
-        steps = tf.constant(np.diff(first, prepend=0), tf.int64)
-        return tf.concat(ids, axis=0) + tf.cumsum(tf.scatter_nd(begin, steps, end))[:-1]
+            steps = tf.constant(np.diff(first, prepend=0), tf.int64)
+            return together + tf.cumsum(tf.scatter_nd(begin, steps, end))[:-1]
 
+    @on_host
     def read_marks(self, places: tf.Tensor) -> tf.Tensor:
         """The steps that the rows of some places were settled at, int64."""
         return tf.gather(self.marks, places)
 
     @property
+    @on_host
     def grid(self) -> tf.Tensor:
         """Step of the grid that all weights stand on."""
         return grid_of(self.largest.read_value())
 
+    @on_host
     def tick(self, now: tf.Tensor, totals: Sequence[tf.Tensor], scale: tf.Tensor) -> Operations:
         """Puts a step on the clock: the largest η s of its noise and the totals of each history first."""
         first = assign(self.largest, tf.maximum(self.largest.read_value(), tf.abs(scale)))
@@ -391,6 +403,7 @@ class RowMarks:
         with run_after(first):
             return assign(self.clock, now)
 
+    @on_host
     def begin_totals(self, now: tf.Tensor) -> None:
         """Has the totals begin anew at `now`, if all rows are settled there."""
         settled = tf.reduce_min(self.marks) >= now
@@ -399,10 +412,12 @@ class RowMarks:
         for history in self.histories:
             history.begin(now, settled)
 
+    @on_host
     def mark(self, places: tf.Tensor, now: tf.Tensor) -> Operations:
         """The rows of some places are settled at `now`."""
         return scatter("Update", self.marks, places, now)
 
+    @on_host
     def owe_noise(self, places: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
         """Whether the rows of some places owe noise of a step before `now`.
 

@@ -15,13 +15,13 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdp_rec.core.ground.branches import choose
-from tfdp_rec.core.ground.graph_checks import HOST, Check
+from tfdp_rec.core.ground.graph_checks import HOST, Check, on_host
 from tfdp_rec.core.mechanism.base import Step
 from tfdp_rec.core.mechanism.pending import Debt, History, Owed, Pending, RowMarks, choose_pending
 from tfdp_rec.core.mechanism.rules import Recursion, Rows
 from tfdp_rec.core.mechanism.tables import Operations, Table, recursion_of, run_after
 from tfdp_rec.core.mechanism.weight_bound import WeightBound, is_scheduled
-from tfdp_rec.core.sensitivity.float_sums import split_whole
+from tfdp_rec.core.sensitivity.float_sums import move_from_host
 
 
 class Account(NamedTuple):
@@ -67,9 +67,11 @@ class RowDebts:
             alike.setdefault(recursion_of(self.tables[path]), {})[path] = ids
         for recursion, several in alike.items():
             way, history = self.accounts[recursion]
-            tables, places = [self.tables[path] for path in several], self.marks.find_places(several)
-            since, source, grid = self.marks.read_marks(places), self.optimizer.noise, self.marks.grid
-            pairs = list(zip(tables, several.values(), strict=True))
+            source, ids = self.optimizer.noise, list(several.values())
+            with tf.device(HOST):
+                places = self.marks.find_places(several)
+            since, grid = self.marks.read_marks(places), self.marks.grid
+            pairs = list(zip([self.tables[path] for path in several], move_from_host(ids), strict=True))
             debts = [Debt(table.number, ids, self.read_rows(table, ids)) for table, ids in pairs]
             settled = way.settle_rows(debts, since, now, history, source, grid, by_mark)
             written: Operations = []
@@ -90,13 +92,15 @@ class RowDebts:
         """The guard: whatever the look-ahead announced, no row, by table path, is read that owes noise."""
         for path in rows:
             self.tables[path].withhold(self.optimizer)
-        now, owing = self.marks.now(), self.owe_noise(rows)
+        with tf.device(HOST):
+            now, owing = self.marks.now(), self.owe_noise(rows)
+            owes = tf.reduce_any(owing)
 
         def settle() -> tf.Tensor:
             self._settle_owing(rows, owing, now)
             return tf.constant(True)
 
-        choose(tf.reduce_any(owing), settle, lambda: tf.constant(False))
+        choose(owes, settle, lambda: tf.constant(False))
 
     def owe_noise(self, rows: Mapping[str, tf.Tensor]) -> tf.Tensor:
         """Whether rows, by table path, owe noise; those of each table after another's."""
@@ -112,9 +116,9 @@ class RowDebts:
         """Settles the distinct rows of tables that owe noise among announced ids."""
         with tf.device(HOST):  # where a batch comes from
             rows = {path: _flat(ids) for path, ids in upcoming.items() if path in self.tables}
-            places = self.marks.find_places(rows)
+            owing = self.marks.owe_noise(self.marks.find_places(rows), now)
         if rows:
-            self._settle_owing(rows, self.marks.owe_noise(places, now), now)
+            self._settle_owing(rows, owing, now)
 
     def _settle_owing(self, rows: Mapping[str, tf.Tensor], owing: tf.Tensor, now: tf.Tensor) -> None:
         """Settles the distinct ones of those rows, by table path, that owe noise."""
@@ -123,8 +127,7 @@ class RowDebts:
         with tf.device(HOST):
             parts = tf.split(owing, [tf.size(ids) for ids in rows.values()], num=len(rows))
             owed = [_distinct(*each) for each in zip(map(self.admit_ids, rows, rows.values()), parts, strict=True)]
-            together, sizes = tf.concat(owed, axis=0), [tf.size(ids) for ids in owed]
-        self.settle_rows(dict(zip(rows, split_whole(together, sizes), strict=True)), now)
+        self.settle_rows(dict(zip(rows, owed, strict=True)), now)
 
     def settle(self) -> None:
         """Pays what every row of every table owes, in chunks whose memory does not grow with the table."""
@@ -150,6 +153,7 @@ class RowDebts:
 
     # In a step.
 
+    @on_host
     def count(self, step: Step, before: tf.Tensor, now: tf.Tensor) -> Operations:
         """Puts a step on the clock: from then on every row owes its noise."""
         rate, accounts = tf.cast(step.pace, tf.float64), self.accounts.values()
@@ -159,15 +163,17 @@ class RowDebts:
 
     def refusals(self, step: Step) -> Iterable[Check]:
         """Checks that the step may be made, ahead of all it writes."""
-        rate = tf.cast(step.pace, tf.float64)
-        for recursion in self.accounts:
-            if recursion.weight_decay:
-                yield recursion.keep(rate) > 0, _TOO_MUCH_DECAY
-        yield self.bound.check_noise(step)
-        if self.arrives_late or not self.tables:
-            return
-        # The rows of the gradient were read at this step, and owed nothing.
-        yield ~self.owe_noise({path: step.move(table).indices for path, table in self.tables.items()}), _STALE
+        reads = {} if self.arrives_late else {path: step.move(table).indices for path, table in self.tables.items()}
+        with tf.device(HOST):
+            rate = tf.cast(step.pace, tf.float64)
+            decays = [recursion for recursion in self.accounts if recursion.weight_decay]
+            found = [(recursion.keep(rate) > 0, _TOO_MUCH_DECAY) for recursion in decays]
+            found.append(self.bound.check_noise(step))
+        if not reads:
+            return found
+        owing = self.owe_noise(reads)  # the rows of the gradient were read at this step, and owed nothing
+        with tf.device(HOST):
+            return [*found, (~owing, _STALE)]
 
     # Checkpoints.
 

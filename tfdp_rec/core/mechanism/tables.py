@@ -20,6 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.core.ground.branches import has_gpu
+from tfdp_rec.core.ground.graph_checks import HOST, on_host
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import find_withheld, rows_of
 from tfdp_rec.core.mechanism.rules import Recursion, Rows, Scalar, TableRule
@@ -106,11 +107,14 @@ class Table:
         chunk = max(1, min(self.rows, at_once // max(self.width, 1)))
 
         def body(start: tf.Tensor) -> tuple[tf.Tensor]:
-            act(tf.range(start, tf.minimum(start + chunk, self.rows), dtype=tf.int64))
-            return (start + chunk,)
+            with tf.device(HOST):
+                next_start = start + chunk
+                end = tf.minimum(next_start, self.rows)
+            act(tf.range(start, end, dtype=tf.int64))
+            return (next_start,)
 
         start = tf.constant(0, tf.int64)
-        tf.while_loop(lambda at: at < self.rows, body, (start,), parallel_iterations=1)
+        tf.while_loop(on_host(lambda at: at < self.rows), body, (start,), parallel_iterations=1)
 
 
 NO_OWNER = (

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.core.ground.branches import choose
-from tfdp_rec.core.ground.graph_checks import Check
+from tfdp_rec.core.ground.graph_checks import HOST, Check, on_host
 from tfdp_rec.core.ground.keras_internals import learning_rate_of
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import find_withheld, largest_of
@@ -39,7 +39,8 @@ class WeightBound:
         by_rate = 2.0**-7 if self._is_scheduled else 0.5
         self._least_part = 2.0**-4 if self._has_velocity else by_rate
         # The number of steps that tables have left out since the last warning of it.
-        self._left_out = tf.Variable(0, trainable=False, dtype=tf.int64, name="left_out")
+        with tf.device(HOST):
+            self._left_out = tf.Variable(0, trainable=False, dtype=tf.int64, name="left_out")
 
     @property
     def room(self) -> float:
@@ -55,6 +56,7 @@ class WeightBound:
             raise NotPrivate(NO_OWNER.format(without[0]))
         return [places.bound for _, places in several if places is not None]
 
+    @on_host
     def find(self) -> tf.Tensor:
         """The bound ahead of a step."""
         reach = self.optimizer.recursion.reach
@@ -82,6 +84,7 @@ class WeightBound:
         raised = tf.minimum(self.room * self._least_part * tf.abs(step.noise_scale), _AMPLE)
         return tf.maximum(step.bound, raised)
 
+    @on_host
     def count(self, step: Step) -> Operations:
         """Raises the bound to that of a step, and counts it if tables leave it out."""
         size, sizes = self._find_within(step) / _GROWTH, self.sizes
@@ -95,8 +98,9 @@ class WeightBound:
         raised = choose(~(least >= size), raise_all, lambda: tf.constant(False))  # in few steps
         is_left_out = tf.cast((step.pace == 0) & (step.learning_rate != 0), tf.int64)
         with run_after([raised]):
-            return assign(self._left_out, self._left_out + is_left_out)
+            return assign(self._left_out, self._left_out.read_value() + is_left_out)
 
+    @on_host
     def limit(self, step: Step) -> tf.Tensor:
         """What no move of a step takes a weight past, float32 (`meeting.within`)."""
         return tf.where(step.stddev == 0, math.inf, tf.cast(self._find_within(step), tf.float32))

@@ -15,7 +15,7 @@ import os
 
 import tensorflow as tf
 
-from tfdp_rec.core.ground.graph_checks import depend_on, require
+from tfdp_rec.core.ground.graph_checks import require
 from tfdp_rec.core.ground.keras_internals import is_compiled_with_xla
 from tfdp_rec.core.ground.refused import NotPrivate
 
@@ -75,11 +75,12 @@ def canaries(norms: tf.Tensor) -> dict[str, tf.Tensor]:
     # No norm is negative, but only the run shows it: so no optimizer computes the canaries beforehand.
     zero = tf.reduce_sum(tf.cast(norms < 0, tf.float32))
     fine, ones = tf.fill([_WIDTH, _WIDTH], _FINE + zero), tf.fill([_WIDTH, _WIDTH], 1 + zero)
+    one = [tf.expand_dims(each, 0) for each in (ones, fine)]
     # All partial sums are float32 numbers, so the order of additions does not matter.
     sums = {
         "MatMul": tf.matmul(fine, ones, transpose_a=True),
-        "BatchMatMulV2": tf.matmul(ones[None], fine[None], transpose_b=True),
-        "Einsum": tf.einsum("bti,bto->bio", fine[None], ones[None]),
+        "BatchMatMulV2": tf.matmul(one[0], one[1], transpose_b=True),
+        "Einsum": tf.einsum("bti,bto->bio", one[1], one[0]),
         "AddN": tf.add_n([fine * ones] * _WIDTH),
     }
     coarse = tf.cast(1 + 2.0**-7 + zero, tf.bfloat16)
@@ -99,7 +100,6 @@ _NOT_EXACT = (
 )
 
 
-def require_exactness(weights: tf.Tensor, norms: tf.Tensor) -> tf.Tensor:
-    """The examples' weights, computed from a check that products are exact."""
-    exact = tf.reduce_all(tf.stack(list(canaries(norms).values())))
-    return depend_on(weights, require(exact, _NOT_EXACT))
+def require_exactness(norms: tf.Tensor) -> list[tf.Operation]:
+    """A check, made once the examples' norms are there, that products are exact."""
+    return require(tf.reduce_all(tf.stack(list(canaries(norms).values()))), _NOT_EXACT)

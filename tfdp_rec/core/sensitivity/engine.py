@@ -86,7 +86,9 @@ class Weighted(ByPath):
     def scaled(self, path: str, scale: tf.Tensor) -> Gradient:
         """A sum times a scalar. The scalar goes into the weights, one number an example, and costs nothing."""
         if self._scaled[0] is not scale:  # that of all variables of a kind
-            self._scaled = scale, tf.cast(scale, self._weights.dtype) * self._weights
+            with tf.device(HOST):
+                factor = tf.cast(scale, self._weights.dtype)
+            self._scaled = scale, factor * self._weights
         return self._add_up(path, self._scaled[1])
 
     def _add_up(self, path: str, weights: tf.Tensor) -> Gradient:
@@ -307,7 +309,9 @@ class Clipping:
         if self.ids_ahead is None:
             return None
         with ours():
-            return SettledAhead(self.model.private_weights, self.ids_ahead(batch), self.model.trainable_variables)
+            with tf.device(HOST):  # where a batch comes from
+                ahead = self.ids_ahead(batch)
+            return SettledAhead(self.model.private_weights, ahead, self.model.trainable_variables)
 
     def _rows(self, batch: Any, share: Share | None) -> tuple[Any, tf.Tensor]:
         """A batch of whole vectors of rows, and whether each of them counts, `[rows]`."""
@@ -331,20 +335,25 @@ def clip(
     """The clipped sum of factored per-example gradients; microbatches share the slack."""
     norms, reaches, types = measure(collected)
     share = share or Share(1, tf.size(norms))
-    norms = depend_on(norms, _check_numbers(collected, tf.size(norms), share))
-    bound = tf.cast(l2_norm_clip, norms.dtype) / (1 + SLACK)
-    weights = require_exactness(clip_weights(norms, bound, rule), norms)
+    checks = [*_check_numbers(collected, tf.size(norms), share), *require_exactness(norms)]
+    with tf.device(HOST):
+        l2_norm_clip = depend_on(l2_norm_clip, checks)  # from which all weights are computed, and all noise
+        bound = tf.cast(l2_norm_clip, norms.dtype) / (1 + SLACK)
+    weights = clip_weights(norms, bound, rule)
     counted = tf.fill(tf.shape(norms), True) if counted is None else counted
     # Rows that do not count have zero gradients and so weight one: weights of zero would have all tensors read once
     # more, to silence them. Weight zero where a gradient of the user's own gives something for nothing.
     weights = tf.where(counted, weights, tf.cast(norms <= _NOTHING * bound, weights.dtype))
-    reach = tf.reduce_sum(tf.math.multiply_no_nan(reaches, weights)) / bound
     kinds = {len(own) == 1 and own[0].whole for own in collected.values()}
-    written = 2 * _WRITTEN * float_sums.unit(tf.float32) * tf.cast(share.examples, norms.dtype)
-    slack = (SLACK - _OF_WEIGHTS - written) / len(kinds) ** 0.5 / tf.cast(share.parts, norms.dtype)
-    # Each variable is added up in its own type, whatever the norms are in: float64 errors are no bound on float32 sums.
-    size = tf.size(norms)
-    by_type = {dtype: float_sums.Depth.from_slack(slack, reach, size, dtype) for dtype in dict.fromkeys(types.values())}
+    reached, size = tf.reduce_sum(tf.math.multiply_no_nan(reaches, weights)), tf.size(norms)
+    with tf.device(HOST):
+        reach = reached / bound
+        written = 2 * _WRITTEN * float_sums.unit(tf.float32) * tf.cast(share.examples, norms.dtype)
+        slack = (SLACK - _OF_WEIGHTS - written) / len(kinds) ** 0.5 / tf.cast(share.parts, norms.dtype)
+        # Each variable is added up in its own type, whatever the norms are in: float64 errors are no bound on float32
+        # sums.
+        several = dict.fromkeys(types.values())
+        by_type = {dtype: float_sums.Depth.from_slack(slack, reach, size, dtype) for dtype in several}
     depths = {path: by_type[dtype] for path, dtype in types.items()}
     weighted = Weighted(_silence(collected, weights), weights, depths)
     reads = reads_by_table(collected, counted & tf.math.is_finite(norms))
@@ -373,9 +382,11 @@ def check_losses(losses: Any, size: tf.Tensor, beside: Callable[[], Iterable[Che
     losses = tf.convert_to_tensor(losses)
     if losses.shape.rank != 1:
         raise ValueError(f"per_example_loss must return one loss an example, shape [batch]; got shape {losses.shape}.")
-    one_each = tf.shape(losses)[0] == size, "per_example_loss must return one loss an example."
+    one_each = tf.equal(tf.shape(losses)[0], size), "per_example_loss must return one loss an example."
     with ours():
-        checks = require_all(one_each, *beside())
+        others = list(beside())
+        with tf.device(HOST):
+            checks = require_all(one_each, *others)
     return depend_on(losses, checks)
 
 

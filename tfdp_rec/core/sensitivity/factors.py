@@ -37,11 +37,12 @@ import copy
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from tfdp_rec.core.ground.branches import choose
+from tfdp_rec.core.ground.branches import choose, has_gpu
+from tfdp_rec.core.ground.graph_checks import HOST
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity import float_sums
 from tfdp_rec.core.sensitivity.float_sums import Depth, Terms, Way
@@ -83,7 +84,7 @@ def norms(several: Sequence[tuple[tf.Tensor, ...]]) -> tf.Tensor:
     """The norms of gradients by their sides, `[batch, gradients]`, those of one side first. All of one type."""
     # A layer's output gradient is a side of its kernel's gradient and of its bias'.
     distinct = list({id(side): side for sides in several for side in sides}.values())
-    rows = _drop_longest(tf.stack([_plain_length(side) for side in distinct], axis=1))
+    rows = _drop_longest(tf.stack(_plain_lengths(distinct), axis=1))
     pairs = zip(*map(_roundings_of, distinct), strict=True)
     factors, floors = (tf.convert_to_tensor(each, rows.dtype) for each in pairs)
     found, columns = rows * factors + floors, {id(side): column for column, side in enumerate(distinct)}
@@ -99,6 +100,20 @@ def norms(several: Sequence[tuple[tf.Tensor, ...]]) -> tf.Tensor:
 def _plain_length(tensor: tf.Tensor) -> tf.Tensor:
     # One pass over the tensor; squaring and adding up would make three.
     return tf.raw_ops.EuclideanNorm(input=tensor, axis=[-1])
+
+
+def _plain_lengths(several: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The lengths of sides `[batch, values]`."""
+    if not has_gpu():
+        return [_plain_length(side) for side in several]
+    # Of all sides of one length at once: a GPU starts two kernels, and not one a table.
+    found: list[Any] = [None] * len(several)
+    for values in dict.fromkeys(side.shape[-1] for side in several):
+        places = [place for place, side in enumerate(several) if side.shape[-1] == values]
+        lengths = tf.unstack(_plain_length(tf.stack([several[place] for place in places])), num=len(places))
+        for place, each in zip(places, lengths, strict=True):
+            found[place] = each
+    return found
 
 
 def _drop_longest(lengths: tf.Tensor) -> tf.Tensor:
@@ -268,11 +283,15 @@ class PerExample(Factor):
     def norm(self) -> tf.Tensor:
         return length_of_all(self.values)
 
+    @property
+    def unweighed(self) -> str:
+        return "values"
+
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor:
-        added = float_sums.examples(_flat(_weigh(weights, self.values)), depth.piece)
-        if self.values.shape.rank != 2:
-            added = tf.reshape(added, tf.shape(self.values)[1:])
-        return tf.ensure_shape(added, self.values.shape[1:])
+        # A product, which reads the values once.
+        flat = _flat(self.values) if self.values.shape.rank > 1 else tf.expand_dims(self.values, 1)
+        added = float_sums.products(tf.expand_dims(tf.cast(weights, flat.dtype), 1), flat, depth.way)
+        return tf.ensure_shape(tf.reshape(added, tf.shape(self.values)[1:]), self.values.shape[1:])
 
     def to_float64(self) -> PerExample:
         return PerExample(tf.cast(self.values, tf.float64))
@@ -460,7 +479,8 @@ class BagRows(Rows):
 
     def terms_of(self, weights: tf.Tensor) -> Terms:
         places = _weigh(weights, tf.squeeze(self.sums, 2))
-        examples = tf.repeat(tf.range(tf.size(weights, tf.int64)), self.ids.shape[1])
+        with tf.device(HOST):  # where the places of ids are found
+            examples = tf.repeat(tf.range(tf.size(weights, tf.int64)), self.ids.shape[1])
         return Terms(tf.reshape(self.ids, [-1]), self.q, tf.reshape(places, [-1]), examples)
 
     def to_float64(self) -> Rows:

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.core.ground.branches import choose, choose_from, wrap_in_call
+from tfdp_rec.core.ground.branches import choose, choose_from, has_gpu, wrap_in_call
 from tfdp_rec.core.ground.graph_checks import HOST
 from tfdp_rec.core.ground.keras_internals import is_deterministic
 from tfdp_rec.core.ground.shared_graphs import SharedGraph
@@ -78,12 +78,11 @@ class Depth:
     whole: tf.Tensor  # if an example contributes one term to a number, of a norm of at most the clip
     parts: tf.Tensor  # if it contributes several, whose norms may add up to more than that of their sum
     way: Way  # of products whose examples contribute one term
-    piece: tf.Tensor  # of formed gradients: their number in a piece, 0 for float64
 
     @classmethod
     def of(cls, whole: tf.Tensor, parts: tf.Tensor, examples: tf.Tensor, dtype: tf.DType) -> Depth:
         """These depths, with the ways that they leave."""
-        return cls(whole, parts, Way.of(examples, whole, dtype), piece(examples, whole))
+        return cls(whole, parts, Way.of(examples, whole, dtype))
 
     @classmethod
     def from_slack(cls, slack: tf.Tensor, reach: tf.Tensor, examples: tf.Tensor, dtype: tf.DType) -> Depth:
@@ -104,15 +103,6 @@ def _is_float64_fast() -> bool:
 
 
 _FAST_FLOAT64 = ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0))  # P100, V100, A100, H100 and H200, B200
-
-
-def piece(terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
-    """The largest c with c + ⌈terms / c⌉ ≤ depth, int32; 0 if there is none."""
-    with tf.device(HOST):
-        depth, terms = tf.cast(depth, tf.float64) - 1, tf.cast(terms, tf.float64)
-        inside = tf.square(depth) - 4 * terms
-        found = tf.floor((depth + tf.sqrt(tf.maximum(inside, 0.0))) / 2)
-        return tf.cast(tf.where((inside >= 0) & (depth >= 2), tf.minimum(found, 2.0**30), 0.0), tf.int32)
 
 
 def short_enough(number: tf.Tensor, terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
@@ -175,23 +165,6 @@ def _products(x: tf.Tensor, g: tf.Tensor, way: tf.Tensor, size: tf.Tensor) -> tf
     return choose_from([wrap_in_call(each) for each in ways], way)
 
 
-@trace_once
-def examples(values: tf.Tensor, size: tf.Tensor) -> tf.Tensor:
-    """Σ_b values[b] for `[batch, n]`, in pieces of that size; in float64 for 0."""
-    count = tf.shape(values)[0]
-
-    def add_in_pieces() -> tf.Tensor:
-        owner = tf.range(count) // size
-        pieces = tf.range((count + size - 1) // size)
-        member = tf.cast(tf.equal(pieces[:, None], owner[None, :]), values.dtype)
-        return tf.reduce_sum(tf.matmul(member, values), axis=0)
-
-    def add_in_float64() -> tf.Tensor:
-        return tf.cast(tf.reduce_sum(tf.cast(values, tf.float64), axis=0), values.dtype)
-
-    return choose(size > 0, wrap_in_call(add_in_pieces), add_in_float64)
-
-
 class Terms(NamedTuple):
     """What the rows of one table are sums of: weights[i] · values[numbers[i]] for the row ids[i], i < n."""
 
@@ -203,12 +176,14 @@ class Terms(NamedTuple):
 
 def rows(several: Sequence[Terms], depth: tf.Tensor) -> list[tuple[tf.Tensor, tf.Tensor]]:
     """Of each table the distinct ids, and for each the sum of its terms."""
-    found = [tf.unique_with_counts(each.ids, out_idx=tf.int64) for each in several]
+    found = find_distinct([each.ids for each in several])
 
     def pair_up() -> Iterable[tuple[Terms, tuple[tf.Tensor, ...], tf.Tensor]]:
         return zip(several, found, _cells([place for _, place, _ in found], several), strict=True)
 
     def at_once() -> list[tf.Tensor]:
+        if has_gpu() and len({own.values.shape[1] for own in several}) == 1:
+            return _add_together(several, [(place, tf.size(ids)) for ids, place, _ in found])
         return [_add_segments(own.values, own.weights, those, tf.size(ids)) for own, (ids, *_), those in pair_up()]
 
     def some_in_float64() -> list[tf.Tensor]:
@@ -217,10 +192,50 @@ def rows(several: Sequence[Terms], depth: tf.Tensor) -> list[tuple[tf.Tensor, tf
     if all(each.values.dtype == tf.float64 for each in several):
         added = at_once()
     else:  # one condition for all tables; false for a depth that is no number
-        counts = tf.concat([count for *_, count in found], axis=0)
-        added = choose(tf.reduce_all(tf.cast(counts, depth.dtype) <= depth), at_once, some_in_float64)
-    pairs = zip(several, found, added, strict=True)
-    return [(ids, tf.ensure_shape(sums, [None, own.values.shape[1]])) for own, (ids, *_), sums in pairs]
+        with tf.device(HOST):
+            counts = tf.concat([count for *_, count in found], axis=0)
+            are_few = tf.reduce_all(tf.cast(counts, depth.dtype) <= depth)
+        added = choose(are_few, at_once, some_in_float64)
+    distinct = move_from_host([ids for ids, *_ in found])
+    pairs = zip(several, distinct, added, strict=True)
+    return [(ids, tf.ensure_shape(sums, [None, own.values.shape[1]])) for own, ids, sums in pairs]
+
+
+def find_distinct(several: Sequence[tf.Tensor]) -> list[tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
+    """Of the ids of each table the distinct ones, each id's place among them, and their counts: on the host."""
+    # A GPU takes as long to find them, and waits for the number of each table's. All ids leave it in one copy.
+    if has_gpu():
+        together = tf.concat(several, axis=0)
+        with tf.device(HOST):
+            several = split_whole(together, [tf.size(ids) for ids in several])
+    with tf.device(HOST):
+        return [tuple(tf.unique_with_counts(ids, out_idx=tf.int64)) for ids in several]
+
+
+def move_from_host(several: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    """The ids of several tables, which are on the host, where tables are: in one copy."""
+    if not has_gpu():
+        return list(several)
+    with tf.device(HOST):
+        together = tf.concat(several, axis=0)
+    return split_whole(together, [tf.size(ids) for ids in several])
+
+
+def _add_together(several: Sequence[Terms], found: Sequence[tuple[tf.Tensor, tf.Tensor]]) -> list[tf.Tensor]:
+    """The sums of all tables of a width, from places of terms and numbers of distinct ids, as those of one."""
+    shapes = [tf.shape(own.values) for own in several]
+    with tf.device(HOST):
+        counts = [count for _, count in found]
+
+        def add_to_each(several: Sequence[tf.Tensor], sizes: Sequence[tf.Tensor]) -> tf.Tensor:
+            starts = tf.unstack(tf.cumsum(tf.cast(tf.stack(sizes), tf.int64), exclusive=True), num=len(sizes))
+            return tf.concat([each + start for each, start in zip(several, starts, strict=True)], axis=0)
+
+        rows = add_to_each([place for place, _ in found], counts)
+        cells = tf.stack([rows, add_to_each(_numbers(several), [shape[0] for shape in shapes])], axis=1)
+        total = tf.add_n(counts)
+    values, weights = (tf.concat(each, axis=0) for each in zip(*((own.values, own.weights) for own in several)))
+    return tf.split(_add_segments(values, weights, cells, total), counts, num=len(several))
 
 
 @trace_once
@@ -241,12 +256,16 @@ def _add_often(
 
 def _cells(places: Sequence[tf.Tensor], several: Sequence[Terms]) -> list[tf.Tensor]:
     """(place, number of the value) of each table's terms `[n, 2]`, made for all tables at once."""
-    zero, one = tf.constant(0, tf.int64), tf.constant(1, tf.int64)  # others would be cast on a GPU
-    apart = [own.weights for own in several if own.numbers is None]
-    in_order = {id(weights): tf.range(zero, tf.size(weights, tf.int64), one) for weights in apart}
-    numbers = [in_order[id(own.weights)] if own.numbers is None else own.numbers for own in several]
-    cells = tf.stack([tf.concat(places, 0), tf.concat(numbers, 0)], axis=1)
+    with tf.device(HOST):
+        cells = tf.stack([tf.concat(places, 0), tf.concat(_numbers(several), 0)], axis=1)
     return split_whole(cells, [tf.size(place) for place in places])
+
+
+def _numbers(several: Sequence[Terms]) -> list[tf.Tensor]:
+    """The number of each term's value, of each table."""
+    apart = [own.weights for own in several if own.numbers is None]
+    in_order = {id(weights): tf.range(tf.size(weights, tf.int64)) for weights in apart}
+    return [in_order[id(own.weights)] if own.numbers is None else own.numbers for own in several]
 
 
 def split_whole(numbers: tf.Tensor, sizes: Sequence[tf.Tensor]) -> list[tf.Tensor]:

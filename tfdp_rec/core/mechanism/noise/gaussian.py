@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.core.ground.graph_checks import HOST
+from tfdp_rec.core.ground.graph_checks import HOST, on_host
 from tfdp_rec.core.ground.shared_graphs import SharedGraph
 from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
 from tfdp_rec.core.mechanism.noise.box_muller import gaussian_pairs
@@ -101,19 +101,23 @@ class EntropyNoise(NoiseSource):
         rest = tf.fill(left, 0.0)
         flat = ([tf.reshape(x, [-1]) for x in each] for each in zip(*(r.onto for r in requests)))
         onto = [tf.concat([*each, rest], axis=0) for each in flat]
-        scale = tf.cast(1.0 if requests[0].scale is None else requests[0].scale, tf.float64)
-        drawn = self._noisy(pairs, self._key(), scale, requests[0].grid, onto, requests[0].bound)
+        scale, grid, bound = (getattr(requests[0], name) for name in ("scale", "grid", "bound"))
+        numbers = (1.0 if scale is None else scale, grid, *([] if bound is None else [bound]))
+        drawn = self._noisy(pairs, _join_words(self._key(), *numbers), onto)
         *parts, _ = tf.split(tf.reshape(tf.bitcast(drawn, tf.float32), [-1, unit]), runs, num=len(requests) + 1)
         return [tf.reshape(part, [-1, request.width]) for part, request in zip(parts, requests, strict=True)]
 
     def _rows(self, requests: Sequence[Request]) -> list[tf.Tensor]:
         """Sums of rows of one width, each row with its own scale, in one draw."""
-        scales = [tf.reshape(request.scale, [-1]) for request in requests]
+        with tf.device(HOST):  # where it is known what rows owe
+            scales = [tf.reshape(request.scale, [-1]) for request in requests]
+            scale = tf.concat(scales, axis=0)
         onto = list(zip(*(request.onto for request in requests), strict=True))
-        width, grid = requests[0].width, requests[0].grid
-        values = self._noisy_rows(width, tf.concat(scales, axis=0), self._key(), grid, onto)
+        words = _join_words(self._key(), requests[0].grid)
+        values = self._noisy_rows(requests[0].width, scale, words, onto)
         return tf.split(values, [tf.size(scale) for scale in scales]) if len(scales) > 1 else [values]
 
+    @on_host
     def _key(self) -> tf.Tensor:
         # As `uniform_full_int`, in half as many operations: each table draws here.
         generator = self._current_generator()
@@ -149,7 +153,7 @@ def _new_generator() -> tf.random.Generator:
     """A Philox generator whose counter and key are the operating system's entropy."""
     # TensorFlow's own from_non_deterministic_state has a seed of 32 bits. The generator is made with the source, not at
     # its first use: a tf.function in whose first call a variable is born is traced twice.
-    with tf.init_scope():
+    with tf.init_scope(), tf.device(HOST):
         return tf.random.Generator.from_state(np.frombuffer(os.urandom(24), dtype=np.int64), alg="philox")
 
 
@@ -167,27 +171,32 @@ def _pairs_of(index: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return gaussian_pairs(threefry((index, block), tuple(rest)))
 
 
-def _noisy(
-    pairs: tf.Tensor,
-    key: tf.Tensor,
-    scale: tf.Tensor,
-    grid: tf.Tensor,
-    onto: list[tf.Tensor],
-    bound: tf.Tensor | None = None,
-) -> tf.Tensor:
-    """Pairs of sums, with noise of one scale."""
+@on_host
+def _join_words(key: tf.Tensor, *numbers: Any) -> tf.Tensor:
+    """A key and public numbers, which go to a GPU in one copy."""
+    bits = tf.bitcast(tf.stack([tf.cast(each, tf.float64) for each in numbers]), tf.uint64)
+    return tf.concat([key, bits], axis=0)
+
+
+def _take_numbers(words: tf.Tensor) -> list[tf.Tensor]:
+    return tf.unstack(tf.bitcast(words[_WORDS:], tf.float64), num=words.shape[0] - _WORDS)
+
+
+def _noisy(pairs: tf.Tensor, words: tf.Tensor, onto: list[tf.Tensor]) -> tf.Tensor:
+    """Pairs of sums, with noise of one scale, from a key, the scale, the grid and a bound, if there is one."""
+    scale, grid, *bounds = _take_numbers(words)
+    bound = tf.cast(bounds[0], tf.float32) if bounds else None
     halves = [tf.reshape(x, [pairs, 2]) for x in onto]
     sides = (addends([x[:, side] for x in halves], bound) for side in range(2))
-    return tf.complex(*(add_on_grid(scale * z, x, grid) for z, x in zip(_pairs(pairs, key), sides, strict=True)))
+    unit = _pairs(pairs, words[:_WORDS])
+    return tf.complex(*(add_on_grid(scale * z, x, grid) for z, x in zip(unit, sides, strict=True)))
 
 
-def _noisy_rows(
-    pairs: int, scale: tf.Tensor, key: tf.Tensor, grid: tf.Tensor, onto: list[tf.Tensor]
-) -> tf.Tensor:
-    """So many pairs of sums a row, with noise of the row's scale."""
-    rows, each = tf.size(scale), tf.cast(scale, tf.float64)[:, None]
+def _noisy_rows(pairs: int, scale: tf.Tensor, words: tf.Tensor, onto: list[tf.Tensor]) -> tf.Tensor:
+    """So many pairs of sums a row, with noise of the row's scale, from a key and the grid."""
+    rows, each, (grid,) = tf.size(scale), tf.cast(scale, tf.float64)[:, None], _take_numbers(words)
     halves = [tf.reshape(x, [rows, pairs, 2]) for x in onto]
-    unit = [tf.reshape(z, [rows, pairs]) for z in _pairs(rows * pairs, key)]
+    unit = [tf.reshape(z, [rows, pairs]) for z in _pairs(rows * pairs, words[:_WORDS])]
     return tf.complex(*(add_on_grid(each * z, [x[:, :, side] for x in halves], grid) for side, z in enumerate(unit)))
 
 
@@ -195,19 +204,20 @@ def _rows_by(sample: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
     """Rows of some width, one for each scale, onto parts put together, by a sampler of pairs for so many rows."""
 
     def rows(
-        width: int, scale: tf.Tensor, key: tf.Tensor, grid: tf.Tensor, onto: Sequence[Sequence[tf.Tensor]]
+        width: int, scale: tf.Tensor, words: tf.Tensor, onto: Sequence[Sequence[tf.Tensor]]
     ) -> tf.Tensor:
         pairs = (width + 1) // 2
-        total = tf.size(scale, tf.int64)
         with tf.device(HOST):
+            total = tf.size(scale, tf.int64)
             left = -(-tf.cast(_bucket(tf.maximum(total, 1) * pairs), tf.int64) // pairs) - total
-        rest = tf.zeros([left, width])
+            scale, shape = tf.pad(scale, [[0, left]]), tf.stack([left, width])
+            used = tf.stack([total, width])
+        rest = tf.fill(shape, 0.0)
         padded = [tf.concat([*parts, rest], axis=0) for parts in onto]
         if width % 2:
             padded = [tf.pad(x, [[0, 0], [0, 1]]) for x in padded]
-        drawn = sample(pairs, tf.pad(scale, [[0, left]]), key, grid, padded)
-        values = tf.reshape(tf.bitcast(drawn, tf.float32), [-1, 2 * pairs])[:total]
-        return values if width % 2 == 0 else values[:, :width]
+        drawn = sample(pairs, scale, words, padded)
+        return tf.slice(tf.reshape(tf.bitcast(drawn, tf.float32), [-1, 2 * pairs]), tf.zeros([2], tf.int64), used)
 
     # A function of its own: each table draws here, and tracing all of this takes a while.
     return SharedGraph(rows, reduce_retracing=True)
