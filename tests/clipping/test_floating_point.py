@@ -301,6 +301,17 @@ def test_norms_of_several_are_those_of_each():
         np.testing.assert_allclose(product, each[:, 1] * each[:, 2], rtol=1e-6)
 
 
+def test_norms_beside_a_gpu_are_those_of_each(monkeypatch):
+    """They are found together by length; a user's rule may lose lengths."""
+    sides = [tf.random.normal([5, size]) for size in (7, 3, 7, 4, 3)]
+    specs = [tf.TensorSpec([None, None if place in (3, 4) else side.shape[1]]) for place, side in enumerate(sides)]
+    several = tf.function(lambda *each: factors.norms([(side,) for side in each]), input_signature=specs)
+    alone = several(*sides)
+    monkeypatch.setattr(factors, "has_gpu", lambda: True)
+    together = tf.function(several.python_function, input_signature=specs)
+    np.testing.assert_array_equal(together(*sides), alone)
+
+
 def test_few_examples_of_huge_parts_are_not_added_up_deeper_than_the_bound_holds():
     """D additions lose D (1 + D u) u, not D u: at D = 10⁵ that is more than the slack."""
     u = float_sums.unit(tf.float32)

@@ -125,6 +125,7 @@ class Step:
     bound: Any = None  # of the weights of tables whose noise comes late, ahead of the step
     _moves: dict[str, tf.IndexedSlices] = dataclasses.field(default_factory=dict, init=False, repr=False)
     _rows: dict[str, Rows] = dataclasses.field(default_factory=dict, init=False, repr=False)
+    places: list[tf.Tensor] = dataclasses.field(default_factory=list, init=False, repr=False)  # of its rows' marks
 
     def move(self, table: Table) -> tf.IndexedSlices:
         """−η ĝ of a table, an id standing once, added up when first asked for; nothing, if no layer read the table."""
@@ -341,7 +342,7 @@ class PrivateOptimizer(keras.optimizers.Optimizer, metaclass=MechanismType):
         planned = [] if self.course is None else self.course.checks(source)
         with tf.device(HOST):
             admitted = require_all(*_check_ticket(self, clipped), *planned)
-        with ours(), tf.control_dependencies([clipped.norms, clipped.sensitivity]), run_after(admitted):
+        with ours(), tf.control_dependencies([clipped.norms]), run_after(admitted):
             with run_after(self.privacy_history.count(source) if self.counts_steps else []):
                 for observe in self.observers:
                     observe(clipped)

@@ -129,8 +129,7 @@ class LazyDPSGD(PrivateOptimizer):
             with run_after(others):
                 written += self.tables[path].write(ids, made)
         with run_after(written):
-            marks = self.debts.marks
-            marks.mark(marks.find_places({path: request.rows for path, request in wanted}), now)
+            self.debts.marks.mark(self.debts.find_places(step), now)
 
     # Release.
 

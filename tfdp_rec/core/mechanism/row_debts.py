@@ -163,17 +163,23 @@ class RowDebts:
 
     def refusals(self, step: Step) -> Iterable[Check]:
         """Checks that the step may be made, ahead of all it writes."""
-        reads = {} if self.arrives_late else {path: step.move(table).indices for path, table in self.tables.items()}
         with tf.device(HOST):
             rate = tf.cast(step.pace, tf.float64)
             decays = [recursion for recursion in self.accounts if recursion.weight_decay]
             found = [(recursion.keep(rate) > 0, _TOO_MUCH_DECAY) for recursion in decays]
             found.append(self.bound.check_noise(step))
-        if not reads:
+        if self.arrives_late or not self.tables:
             return found
-        owing = self.owe_noise(reads)  # the rows of the gradient were read at this step, and owed nothing
-        with tf.device(HOST):
+        owing = self.marks.owe_noise(self.find_places(step), self.marks.now())
+        with tf.device(HOST):  # the rows of the gradient were read at this step, and owed nothing
             return [*found, (~owing, _STALE)]
+
+    def find_places(self, step: Step) -> tf.Tensor:
+        """The places of a step's rows, those with a gradient, among the marks."""
+        if not step.places:
+            ids = {path: step.move(table).indices for path, table in self.tables.items()}
+            step.places.append(self.marks.find_places(ids))
+        return step.places[0]
 
     # Checkpoints.
 

@@ -15,7 +15,7 @@ import os
 
 import tensorflow as tf
 
-from tfdp_rec.core.ground.graph_checks import require
+from tfdp_rec.core.ground.graph_checks import Check
 from tfdp_rec.core.ground.keras_internals import is_compiled_with_xla
 from tfdp_rec.core.ground.refused import NotPrivate
 
@@ -100,6 +100,6 @@ _NOT_EXACT = (
 )
 
 
-def require_exactness(norms: tf.Tensor) -> list[tf.Operation]:
+def check_exactness(norms: tf.Tensor) -> Check:
     """A check, made once the examples' norms are there, that products are exact."""
-    return require(tf.reduce_all(tf.stack(list(canaries(norms).values()))), _NOT_EXACT)
+    return tf.reduce_all(tf.stack(list(canaries(norms).values()))), _NOT_EXACT

@@ -20,10 +20,10 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from tfdp_rec.core.ground.graph_checks import HOST, Check, depend_on, require, require_all
+from tfdp_rec.core.ground.graph_checks import HOST, Check, depend_on, require_all
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.sensitivity import cross_terms, factors, float_sums
-from tfdp_rec.core.sensitivity.arithmetic import refuse_other_arithmetic, require_exactness
+from tfdp_rec.core.sensitivity.arithmetic import check_exactness, refuse_other_arithmetic
 from tfdp_rec.core.sensitivity.batches import ALIGNED, align, batch_size, hide_batch_axis, open_specs
 from tfdp_rec.core.sensitivity.factors import Reads, fold
 from tfdp_rec.core.sensitivity.independence.reading import ours
@@ -335,10 +335,11 @@ def clip(
     """The clipped sum of factored per-example gradients; microbatches share the slack."""
     norms, reaches, types = measure(collected)
     share = share or Share(1, tf.size(norms))
-    checks = [*_check_numbers(collected, tf.size(norms), share), *require_exactness(norms)]
+    exactness = check_exactness(norms)
     with tf.device(HOST):
-        l2_norm_clip = depend_on(l2_norm_clip, checks)  # from which all weights are computed, and all noise
+        checks = require_all(_check_numbers(collected, tf.size(norms), share), exactness)
         bound = tf.cast(l2_norm_clip, norms.dtype) / (1 + SLACK)
+    norms = depend_on(norms, checks)  # which all that is made of the sum waits for
     weights = clip_weights(norms, bound, rule)
     counted = tf.fill(tf.shape(norms), True) if counted is None else counted
     # Rows that do not count have zero gradients and so weight one: weights of zero would have all tensors read once
@@ -368,13 +369,12 @@ def _silence(collected: Factors, weights: tf.Tensor) -> Factors:
     return {path: [next(silent) for _ in own] for path, own in collected.items()}
 
 
-def _check_numbers(collected: Factors, size: tf.Tensor, share: Share) -> list[Any]:
-    """Checks of the proof's assumptions: B ≤ 2¹⁶ examples, and B² T ≤ 2³⁶ for T terms an example."""
+def _check_numbers(collected: Factors, size: tf.Tensor, share: Share) -> Check:
+    """A check of the proof's assumptions: B ≤ 2¹⁶ examples, and B² T ≤ 2³⁶ for T terms an example."""
     terms = [f.terms for own in collected.values() for f in own if not f.whole]
-    with tf.device(HOST):
-        most = tf.cast(size, tf.float64) ** 2 * tf.cast(tf.reduce_max([1, *terms]), tf.float64)
-        most *= tf.cast(share.parts, tf.float64)
-        return require((share.examples <= MOST_EXAMPLES) & (most <= _MOST_TERMS), _TOO_MANY)
+    most = tf.cast(size, tf.float64) ** 2 * tf.cast(tf.reduce_max([1, *terms]), tf.float64)
+    most *= tf.cast(share.parts, tf.float64)
+    return (share.examples <= MOST_EXAMPLES) & (most <= _MOST_TERMS), _TOO_MANY
 
 
 def check_losses(losses: Any, size: tf.Tensor, beside: Callable[[], Iterable[Check]] = list) -> tf.Tensor:

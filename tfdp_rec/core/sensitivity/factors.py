@@ -107,9 +107,11 @@ def _plain_lengths(several: Sequence[tf.Tensor]) -> list[tf.Tensor]:
     if not has_gpu():
         return [_plain_length(side) for side in several]
     # Of all sides of one length at once: a GPU starts two kernels, and not one a table.
+    alike: dict[Any, list[int]] = {}
+    for place, side in enumerate(several):
+        alike.setdefault((side.shape[-1], side.shape[-1] is None and place), []).append(place)
     found: list[Any] = [None] * len(several)
-    for values in dict.fromkeys(side.shape[-1] for side in several):
-        places = [place for place, side in enumerate(several) if side.shape[-1] == values]
+    for places in alike.values():
         lengths = tf.unstack(_plain_length(tf.stack([several[place] for place in places])), num=len(places))
         for place, each in zip(places, lengths, strict=True):
             found[place] = each
