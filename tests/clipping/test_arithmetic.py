@@ -92,7 +92,7 @@ def coarsening(rewriting):
 def wrong_canary(monkeypatch):
     """Has the canaries of steps that are traced from now on find a wrong product, once it is called."""
     wrong, bits = tf.Variable(0), arithmetic._bits
-    monkeypatch.setattr(arithmetic, "_bits", lambda found: bits(found) + wrong if found.shape.rank else bits(found))
+    monkeypatch.setattr(arithmetic, "_bits", lambda found: bits(found) + tf.cast(wrong, tf.uint8) if found.shape.rank else bits(found))
     return lambda option: wrong.assign(1)
 
 

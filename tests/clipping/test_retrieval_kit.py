@@ -212,7 +212,6 @@ def test_a_private_step_draws_anew_and_by_no_seed_that_was_set():
     assert len(drawn) > 1  # alike three times in a row once in 6⁸
 
 
-@pytest.mark.slow
 def test_what_a_layer_draws_is_not_announced():
     """Look-ahead reads the batch alone; the rows are settled when they are read."""
     user, item = keras.Input([], dtype="int64"), keras.Input([], dtype="int64")

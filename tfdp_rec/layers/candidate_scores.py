@@ -285,6 +285,9 @@ class CandidateScoresRule(rules.Rule):
         ids = positives if call.kwargs["drawn"] else _one_after_the_other(positives, negatives)
         return {call.layer.embeddings.path: ids}
 
+    def announces_all(self, call: rules.Call) -> bool:
+        return not call.kwargs["drawn"]
+
 
 def _one_after_the_other(positives: tf.Tensor, negatives: tf.Tensor) -> tf.Tensor:
     return tf.concat([tf.cast(positives, tf.int64), tf.cast(negatives, tf.int64)], axis=0)

@@ -135,12 +135,14 @@ def trace_reader(model: Any, spec: Any) -> tuple[list[str], TableReader]:
     spec = examples_of(spec)
     ids: dict[str, tf.Tensor] = {}
     predictions: list[Any] = []
+    announced: list[bool] = []  # whether calls read no other rows
 
     def trace(*tensors: tf.Tensor) -> dict[str, tf.Tensor]:
         batch = tf.nest.pack_sequence_as(spec, tensors)
         with model.private_weights.in_step(), record_calls(model) as recorder:
             model.private_step.losses(Batch(batch))
         predictions.append(model.private_step.take_predictions())
+        announced.extend(call.rule.announces_all(call) for call in recorder.calls)
         for path, reads in recorder.tables().items():
             ids[path] = tf.concat([tf.reshape(tf.cast(r, tf.int64), [-1]) for r in reads], axis=0)
         return ids
@@ -152,21 +154,22 @@ def trace_reader(model: Any, spec: Any) -> tuple[list[str], TableReader]:
     build_metrics(model, predictions[0])
     if not ids:
         return [], lambda batch: {}
-    return list(ids), PrunedReader(wrapped.prune(wrapped.inputs[: len(given)], wrapped.structured_outputs), spec, given)
+    pruned = wrapped.prune(wrapped.inputs[: len(given)], wrapped.structured_outputs)
+    return list(ids), PrunedReader(pruned, spec, given, all(announced))
 
 
 class PrunedReader:
     """A table reader that is a graph of nothing but the ids."""
 
-    def __init__(self, graph: Any, spec: Any, given: Sequence[tf.TensorSpec]):
-        self._graph, self._nest, self._given = graph, _nest(spec), given
+    def __init__(self, graph: Any, spec: Any, given: Sequence[tf.TensorSpec], gives_all: bool):
+        self._graph, self._nest, self._given, self._gives_all = graph, _nest(spec), given, gives_all
 
     def __call__(self, batch: Any) -> dict[str, tf.Tensor]:
         return self._graph(*_leaves(examples_of(batch)))
 
     def gives_ids_of(self, batch: Any) -> bool:
         """Whether ids of such batches follow from the batch alone: nothing is drawn, or read from a variable."""
-        fits = _nest(batch) == self._nest and all(map(_fits, self._given, _leaves(batch)))
+        fits = self._gives_all and _nest(batch) == self._nest and all(map(_fits, self._given, _leaves(batch)))
         return fits and not any(each.op_def.is_stateful for each in self._graph.graph.get_operations())
 
 

@@ -134,6 +134,10 @@ class Rule(abc.ABC):
         """Variables that this call reads by row alone: path -> the ids."""
         return {}
 
+    def announces_all(self, call: Call) -> bool:
+        """Whether the call reads no other rows than those of `tables`, which are settled ahead of the step."""
+        return True
+
     def find_bag(self, call: Call) -> Bag | None:
         """What the model adds the rows of this call up to, if it does."""
         return None
