@@ -92,7 +92,8 @@ def coarsening(rewriting):
 def wrong_canary(monkeypatch):
     """Has the canaries of steps that are traced from now on find a wrong product, once it is called."""
     wrong, bits = tf.Variable(0), arithmetic._bits
-    monkeypatch.setattr(arithmetic, "_bits", lambda found: bits(found) + tf.cast(wrong, tf.uint8) if found.shape.rank else bits(found))
+    of_all = lambda found: bits(found) + tf.cast(wrong, tf.uint8) if found.shape.rank else bits(found)  # noqa: E731
+    monkeypatch.setattr(arithmetic, "_bits", of_all)
     return lambda option: wrong.assign(1)
 
 
