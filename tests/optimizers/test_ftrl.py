@@ -213,7 +213,7 @@ def test_a_payment_that_was_cut_short_is_not_forgotten():
     for _ in range(2):
         model.train_on_batch(*fetch(np.arange(3)))
     noise.now.assign(True)
-    with pytest.raises(tf.errors.InvalidArgumentError, match="no noise"):
+    with pytest.raises(RuntimeError, match="no noise"):  # eagerly, as small tables are settled
         model.get_weights()
     noise.now.assign(False)
     with pytest.raises(REFUSED, match="cut short"):
