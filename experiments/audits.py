@@ -27,6 +27,7 @@ import tensorflow as tf
 from scipy import linalg
 
 import tfdp_rec
+from tfdp_rec import mechanisms
 from tfdp_rec.audit import OneRunAudit, flip_coins, one_run_audit
 from tfdp_rec.core.claim.events import DpEvent, GaussianDpEvent
 from tfdp_rec.data import FixedOrder, PoissonSampling
@@ -159,7 +160,7 @@ CASES: dict[str, tuple[Callable[..., np.ndarray], AuditPlan, DpEvent]] = {
     "rounds": (rounds, _plan(4000), ATTENTION.event),
     "cluster": (cluster, SAMPLED, GaussianDpEvent(1.0)),
 }
-_TOWERS: dict[str, Any] = {"towers": tfdp_rec.LazyDPSGD, "towers-dpsgd": tfdp_rec.DPSGD}
+_TOWERS: dict[str, Any] = {"towers": mechanisms.lazy_dp_sgd.kind, "towers-dpsgd": mechanisms.dp_sgd.kind}
 for name, mechanism in _TOWERS.items():
     for end, plan, noise in (("", WHOLE, 2**0.5), ("-sampled", SAMPLED, 1.0)):
         release = functools.partial(towers, mechanism=mechanism, plan=plan, noise=noise)

@@ -100,7 +100,6 @@ def test_what_is_no_second_list_is_let_be(source):
     assert not list(lists_in(source))
 
 
-@pytest.mark.slow
 def test_there_is_no_other_list_of_mechanisms():
     files = [path for part in ("tfdp_rec", "experiments", "scripts") for path in sorted((ROOT / part).rglob("*.py"))]
     assert len(files) > 100
