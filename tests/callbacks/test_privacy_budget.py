@@ -287,7 +287,6 @@ def test_a_budget_used_again_counts_what_was_spent_between_its_fits():
     assert setup.accountant.steps == 1
 
 
-@pytest.mark.slow
 def test_steps_of_another_price_are_refused_while_a_budget_is_kept():
     """On other batches, and by another model on the same layers."""
     other = iter(PoissonSampling(num_units=100, expected_batch_size=25).batches(rows))
