@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from tfdp_rec.core.claim.counters import Counter, Counters, make_number
 from tfdp_rec.core.claim.open_epoch import OpenEpoch
-from tfdp_rec.core.ground.graph_checks import on_host, require_all
+from tfdp_rec.core.ground.graph_checks import place_on_host, require_all
 
 _NO_LIMIT = 2**62
 
@@ -45,7 +45,7 @@ class Gate:
 
     # In the graph of a step.
 
-    @on_host
+    @place_on_host
     def take_step(self, counter: Counter, price: Any) -> list[Any]:
         """Operations that take a step at its price in the steps that are left, to wait for; they fail where it is more.
 

@@ -23,7 +23,7 @@ from tfdp_rec.core.claim.counters import Counter, Counters
 from tfdp_rec.core.claim.entries import Entries, Entry, Use
 from tfdp_rec.core.claim.gate import Gate
 from tfdp_rec.core.claim.sampling_proof import Source
-from tfdp_rec.core.ground.graph_checks import depend_on, on_host
+from tfdp_rec.core.ground.graph_checks import depend_on, place_on_host
 from tfdp_rec.core.ground.refused import NotPrivate
 
 _TRAINED_BY = "privacy_histories"  # attribute of a variable: the meters whose steps have trained it
@@ -49,7 +49,7 @@ class Meter:
 
     # In the graph of a step.
 
-    @on_host
+    @place_on_host
     def count(self, source: Source) -> list[Any]:
         """Operations that count a step, which must wait for them."""
         if self.open_by_plan is not None and source.sampling is None:

@@ -38,7 +38,7 @@ _Given = ParamSpec("_Given")
 _Found = TypeVar("_Found")
 
 
-def on_host(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
+def place_on_host(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
     """`function` with its operations on the host: of single numbers and of ids, each of which a GPU would start."""
 
     @functools.wraps(function)

@@ -38,7 +38,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.core.ground.branches import choose, has_gpu
-from tfdp_rec.core.ground.graph_checks import HOST, on_host
+from tfdp_rec.core.ground.graph_checks import HOST, place_on_host
 from tfdp_rec.core.mechanism.correlated_noise import INDEPENDENT, BufferedToeplitz
 from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
 from tfdp_rec.core.mechanism.noise.meeting import grid_of, nearest, on_grid
@@ -58,17 +58,17 @@ class History:
         with tf.device(HOST):
             self.table = tf.Variable(start, trainable=False, shape=[None, columns], dtype=tf.float64, name="totals")
 
-    @on_host
+    @place_on_host
     def look_up(self, steps: tf.Tensor) -> tf.Tensor:
         """The totals before each of `steps`, `[..., columns]`."""
         return tf.gather(self.table, steps)
 
-    @on_host
+    @place_on_host
     def columns_at(self, steps: tf.Tensor) -> list[tf.Tensor]:
         """The same, each total by itself."""
         return tf.unstack(self.look_up(steps), num=self.columns, axis=-1)
 
-    @on_host
+    @place_on_host
     def append(self, step: tf.Tensor, totals: tf.Tensor) -> Operations:
         """Enters the totals before `step`, in place; the room doubles when it runs out."""
         room = tf.raw_ops.VariableShape(input=self.table.handle, out_type=tf.int64)[0]
@@ -192,7 +192,7 @@ class Aggregated(Pending):
         moved = (self.move(debt.wide, due.coefficients, drawn, grid) for debt, due, drawn in zip(debts, owed, noise))
         return [weights_on(grid, rows) for rows in moved]
 
-    @on_host
+    @place_on_host
     def find_debt_by_mark(self, now: tf.Tensor, history: History) -> Owed:
         # There are fewer steps than rows: where all are settled, what one owes is found once for each possible mark.
         return self.find_debt(tf.range(now + 1), now, history)
@@ -352,7 +352,7 @@ class RowMarks:
         self.settle_all(tf.constant(now, tf.int64))
         self.settled_at: int | None = now  # the step that all rows are known to have been settled at
 
-    @on_host
+    @place_on_host
     def settle_all(self, now: tf.Tensor) -> None:
         """Every row is settled at `now`."""
         self.marks.assign(tf.fill(self.marks.shape, now))
@@ -362,7 +362,7 @@ class RowMarks:
         """Whether no row of any table owes anything."""
         return not self._first or self.settled_at == int(self.clock.numpy())
 
-    @on_host
+    @place_on_host
     def now(self) -> tf.Tensor:
         """The clock, int64."""
         return self.clock.read_value()
@@ -383,18 +383,18 @@ class RowMarks:
             steps = tf.constant(np.diff(first, prepend=0), tf.int64)
             return together + tf.cumsum(tf.scatter_nd(begin, steps, end))[:-1]
 
-    @on_host
+    @place_on_host
     def read_marks(self, places: tf.Tensor) -> tf.Tensor:
         """The steps that the rows of some places were settled at, int64."""
         return tf.gather(self.marks, places)
 
     @property
-    @on_host
+    @place_on_host
     def grid(self) -> tf.Tensor:
         """Step of the grid that all weights stand on."""
         return grid_of(self.largest.read_value())
 
-    @on_host
+    @place_on_host
     def tick(self, now: tf.Tensor, totals: Sequence[tf.Tensor], scale: tf.Tensor) -> Operations:
         """Puts a step on the clock: the largest η s of its noise and the totals of each history first."""
         first = assign(self.largest, tf.maximum(self.largest.read_value(), tf.abs(scale)))
@@ -403,7 +403,7 @@ class RowMarks:
         with run_after(first):
             return assign(self.clock, now)
 
-    @on_host
+    @place_on_host
     def begin_totals(self, now: tf.Tensor) -> None:
         """Has the totals begin anew at `now`, if all rows are settled there."""
         settled = tf.reduce_min(self.marks) >= now
@@ -412,12 +412,12 @@ class RowMarks:
         for history in self.histories:
             history.begin(now, settled)
 
-    @on_host
+    @place_on_host
     def mark(self, places: tf.Tensor, now: tf.Tensor) -> Operations:
         """The rows of some places are settled at `now`."""
         return scatter("Update", self.marks, places, now)
 
-    @on_host
+    @place_on_host
     def owe_noise(self, places: tf.Tensor, now: tf.Tensor) -> tf.Tensor:
         """Whether the rows of some places owe noise of a step before `now`.
 

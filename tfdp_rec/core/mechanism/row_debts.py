@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import tensorflow as tf
 
 from tfdp_rec.core.ground.branches import choose
-from tfdp_rec.core.ground.graph_checks import HOST, Check, on_host
+from tfdp_rec.core.ground.graph_checks import HOST, Check, place_on_host
 from tfdp_rec.core.mechanism.base import Step
 from tfdp_rec.core.mechanism.pending import Debt, History, Owed, Pending, RowMarks, choose_pending
 from tfdp_rec.core.mechanism.rules import Recursion, Rows
@@ -153,7 +153,7 @@ class RowDebts:
 
     # In a step.
 
-    @on_host
+    @place_on_host
     def count(self, step: Step, before: tf.Tensor, now: tf.Tensor) -> Operations:
         """Puts a step on the clock: from then on every row owes its noise."""
         rate, accounts = tf.cast(step.pace, tf.float64), self.accounts.values()

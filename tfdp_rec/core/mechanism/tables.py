@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.core.ground.branches import has_gpu
-from tfdp_rec.core.ground.graph_checks import HOST, on_host
+from tfdp_rec.core.ground.graph_checks import HOST, place_on_host
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import find_withheld, rows_of
 from tfdp_rec.core.mechanism.rules import Recursion, Rows, Scalar, TableRule
@@ -114,7 +114,7 @@ class Table:
             return (next_start,)
 
         start = tf.constant(0, tf.int64)
-        tf.while_loop(on_host(lambda at: at < self.rows), body, (start,), parallel_iterations=1)
+        tf.while_loop(place_on_host(lambda at: at < self.rows), body, (start,), parallel_iterations=1)
 
 
 NO_OWNER = (

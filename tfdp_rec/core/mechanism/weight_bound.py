@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.core.ground.branches import choose
-from tfdp_rec.core.ground.graph_checks import HOST, Check, on_host
+from tfdp_rec.core.ground.graph_checks import HOST, Check, place_on_host
 from tfdp_rec.core.ground.keras_internals import learning_rate_of
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import find_withheld, largest_of
@@ -56,7 +56,7 @@ class WeightBound:
             raise NotPrivate(NO_OWNER.format(without[0]))
         return [places.bound for _, places in several if places is not None]
 
-    @on_host
+    @place_on_host
     def find(self) -> tf.Tensor:
         """The bound ahead of a step."""
         reach = self.optimizer.recursion.reach
@@ -84,7 +84,7 @@ class WeightBound:
         raised = tf.minimum(self.room * self._least_part * tf.abs(step.noise_scale), _AMPLE)
         return tf.maximum(step.bound, raised)
 
-    @on_host
+    @place_on_host
     def count(self, step: Step) -> Operations:
         """Raises the bound to that of a step, and counts it if tables leave it out."""
         size, sizes = self._find_within(step) / _GROWTH, self.sizes
@@ -100,7 +100,7 @@ class WeightBound:
         with run_after([raised]):
             return assign(self._left_out, self._left_out.read_value() + is_left_out)
 
-    @on_host
+    @place_on_host
     def limit(self, step: Step) -> tf.Tensor:
         """What no move of a step takes a weight past, float32 (`meeting.within`)."""
         return tf.where(step.stddev == 0, math.inf, tf.cast(self._find_within(step), tf.float32))

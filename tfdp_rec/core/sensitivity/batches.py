@@ -11,7 +11,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from tfdp_rec.core.ground.graph_checks import HOST, on_host, require
+from tfdp_rec.core.ground.graph_checks import HOST, place_on_host, require
 from tfdp_rec.core.ground.refused import NotPrivate
 
 
@@ -59,7 +59,7 @@ ALIGNED = 16
 """The number of rows that are computed is a multiple of this: as many float32 numbers as a vector register holds."""
 
 
-@on_host
+@place_on_host
 def align(batch: Any, shared: Sequence[str] = (), multiple: int = ALIGNED) -> Any:
     """`batch` with its examples repeated up to a multiple of `multiple` rows; an empty batch is unchanged."""
     # Kernels compute the last elements of a tensor, and products of few rows, in other ways than the rest. With whole

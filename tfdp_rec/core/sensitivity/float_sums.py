@@ -203,7 +203,7 @@ def rows(several: Sequence[Terms], depth: tf.Tensor) -> list[tuple[tf.Tensor, tf
 
 def find_distinct(several: Sequence[tf.Tensor]) -> list[tuple[tf.Tensor, tf.Tensor, tf.Tensor]]:
     """Of the ids of each table the distinct ones, each id's place among them, and their counts: on the host."""
-    # A GPU takes as long to find them, and waits for the number of each table's. All ids leave it in one copy.
+    # A GPU would wait for the number of each table's. All ids leave it in one copy.
     if has_gpu():
         together = tf.concat(several, axis=0)
         with tf.device(HOST):

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from tfdp_rec.core.ground.graph_checks import HOST, on_host
+from tfdp_rec.core.ground.graph_checks import HOST, place_on_host
 from tfdp_rec.core.ground.shared_graphs import SharedGraph
 from tfdp_rec.core.mechanism.noise.base import NoiseSource, Request
 from tfdp_rec.core.mechanism.noise.box_muller import gaussian_pairs
@@ -117,7 +117,7 @@ class EntropyNoise(NoiseSource):
         values = self._noisy_rows(requests[0].width, scale, words, onto)
         return tf.split(values, [tf.size(scale) for scale in scales]) if len(scales) > 1 else [values]
 
-    @on_host
+    @place_on_host
     def _key(self) -> tf.Tensor:
         # As `uniform_full_int`, in half as many operations: each table draws here.
         generator = self._current_generator()
@@ -171,7 +171,7 @@ def _pairs_of(index: tf.Tensor, key: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
     return gaussian_pairs(threefry((index, block), tuple(rest)))
 
 
-@on_host
+@place_on_host
 def _join_words(key: tf.Tensor, *numbers: Any) -> tf.Tensor:
     """A key and public numbers, which go to a GPU in one copy."""
     bits = tf.bitcast(tf.stack([tf.cast(each, tf.float64) for each in numbers]), tf.uint64)

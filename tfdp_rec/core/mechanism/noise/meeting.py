@@ -15,12 +15,12 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from tfdp_rec.core.ground.graph_checks import on_host
+from tfdp_rec.core.ground.graph_checks import place_on_host
 
 _BITS = 20  # from a standard deviation down to a step of its grid
 
 
-@on_host
+@place_on_host
 def grid_of(stddev: tf.Tensor) -> tf.Tensor:
     """The step of the grid for noise of a standard deviation, float64; 0, which stands for no grid, without noise."""
     size = tf.abs(tf.cast(stddev, tf.float64))
