@@ -13,7 +13,7 @@ from tfdp_rec.core.sensitivity.float_sums import Depth
 
 quickly = settings(max_examples=25, deadline=None, derandomize=True)
 ROWS, WIDTH = 7, 3  # every factor here is of one variable of this shape
-DEPTH = Depth.of(tf.constant(1e9, tf.float64), tf.constant(1e9, tf.float64), tf.constant(5), tf.float64)
+DEPTH = Depth.of(tf.constant(1e9, tf.float64), tf.constant(5), tf.float64)
 
 
 def as_is(matrix):

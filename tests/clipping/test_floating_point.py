@@ -4,6 +4,7 @@
 """
 
 import functools
+import threading
 
 import keras
 import numpy as np
@@ -281,12 +282,99 @@ def test_a_model_of_several_types_is_clipped_over_all_of_it():
         np.testing.assert_allclose(gradient.sum(), 1.7, rtol=1e-5)
 
 
-def test_a_sum_over_many_examples_is_cut_by_their_number():
-    """The ways that all variables of a type share are those of each."""
-    slack, examples = tf.constant(1 / 32), tf.constant(4096)
-    depth = float_sums.Depth.from_slack(slack, tf.constant(4096.0), examples, tf.float32)
-    alone = float_sums.Way.of(examples, depth.whole, tf.float32)
+def way_by(rows, slack=1 / 32, reach=None):
+    """How a product over so many rows is cut: (numbers of pieces, their length, whether the rest is in float64)."""
+    reach = tf.constant(float(rows) if reach is None else reach)
+    way = float_sums.Depth.from_slack(tf.constant(slack), reach, tf.constant(rows), tf.float32).way
+    number, laid_out = int(way.number), float_sums._LAID_OUT
+    if number < len(laid_out):
+        return laid_out[number], -(-rows // laid_out[number]), False
+    return -(-rows // int(way.size)) if number == len(laid_out) else 0, int(way.size), True
+
+
+def lost_at_most(rows, pieces, length, in_float64):
+    """By how much the errors of two sums may differ, of rows as long as the clip, one of which differs, in chains."""
+    u = float_sums.unit(tf.float32)
+    additions = np.concatenate([[length - 1], np.arange(length - 1, 0, -1)])  # that each row of a piece goes through
+    in_piece = np.sqrt(length * np.sum((additions + 1.0) ** 2))  # the product is rounded, too
+    after = 5 if in_float64 else pieces - 1
+    return 2 * u * (1 + 2.0**-13) * (1 + (length + after) * u) * (in_piece + rows * after)
+
+
+@pytest.mark.parametrize("slack", [1 / 32, 1 / 32 / 2**0.5, 1 / 128])
+@pytest.mark.parametrize("rows", [16, 640, 672, 1024, 2048, 4096, 8192, 16_384, 30_000])
+def test_a_sum_over_many_examples_is_cut_by_their_number(rows, slack):
+    """So that errors that one row may change are within the slack; with fewer pieces they would not be."""
+    pieces, length, in_float64 = way_by(rows, slack)
+    assert (pieces, length, in_float64) == way_by(rows, slack, reach=1.0)  # whatever the data are
+    if not pieces:  # in float64 at once: pieces of eight rows would be too long
+        assert lost_at_most(rows, rows // 8, 8, True) > slack
+        return
+    assert lost_at_most(rows, pieces, length, in_float64) <= slack
+    longer = float_sums._LAID_OUT[: float_sums._LAID_OUT.index(pieces)] if not in_float64 else float_sums._LAID_OUT
+    assert all(lost_at_most(rows, other, -(-rows // other), False) > 0.98 * slack for other in longer)
+    assert not in_float64 or lost_at_most(rows, pieces, length + 8, True) > slack
+
+
+def test_no_way_has_room_where_none_is_left():
+    assert [way_by(rows, slack)[0] for rows, slack in ((4096, -1.0), (65_536, 1 / 64), (4096, float("nan")))] == [0] * 3
+
+
+def test_beside_a_gpu_errors_of_all_pieces_count(monkeypatch):
+    """That products of equal numbers are equal was not tried there."""
+    monkeypatch.setattr(float_sums, "has_gpu", lambda: True)
+    slack, rows = tf.constant(1 / 32), tf.constant(4096)
+    depth = float_sums.Depth.from_slack(slack, tf.constant(4096.0), rows, tf.float32)
+    alone = float_sums.Way.of(rows, depth.whole, tf.float32)
     assert [int(part) for part in depth.way] == [int(part) for part in alone] == [len(float_sums._LAID_OUT), 100]
+
+
+@pytest.mark.parametrize("size", [656, 2048, 4096, 16_384])
+def test_what_one_row_changes_in_a_product_is_within_the_slack(size):
+    """Where a batch, or each of its pieces, drifts above a power of two; one chain of additions is far from it."""
+    pieces, length, in_float64 = way_by(size)
+    rng, slack = np.random.default_rng(0), 1 / 32
+    alike = np.tile(drifting(length), [pieces, 1])[:size]
+    terms = np.concatenate([drifting(size), alike, rng.normal(size=[size, 5]) / 5], axis=1)
+    values, others = terms.astype("float32"), terms.astype("float32")
+    others[0] = 0
+    way = float_sums.Depth.from_slack(tf.constant(slack), tf.constant(float(size)), tf.constant(size), tf.float32).way
+    ones = np.ones([size, 1], "float32")
+
+    def error(x):
+        found = float_sums.products(tf.constant(x), tf.constant(ones), way)
+        return found.numpy() - x.astype(np.float64).sum(0)[:, None]
+
+    changed = np.linalg.norm(error(values) - error(others))
+    assert changed <= lost_at_most(size, pieces, length, in_float64) <= slack
+    chains = [np.add.accumulate(x[:, 0])[-1] - x[:, 0].astype(np.float64).sum() for x in (values, others)]
+    assert size < 4096 or abs(chains[0] - chains[1]) > slack
+
+
+@pytest.mark.parametrize("runs", [60, pytest.param(3000, marks=pytest.mark.slow)])
+def test_products_of_equal_numbers_are_equal_whatever_else_runs(runs):
+    """What lets equal pieces have equal errors: other threads multiply, too, and other rows are other numbers."""
+    rng, busy = np.random.default_rng(1), threading.Event()
+    shapes = [(512, 128, 128), (640, 1, 300), (512, 13, 512), (656, 257, 64), (500, 33, 1)]
+    pairs = [[tf.constant(rng.normal(size=[rows, n]), tf.float32) for n in sides] for rows, *sides in shapes]
+    two = tf.function(lambda x, g: tf.matmul(x, g, transpose_a=True), autograph=False)
+    first = [two(*pair).numpy().tobytes() for pair in pairs]
+
+    def load():
+        others = [tf.random.normal([700, 300]) for _ in range(2)]
+        while not busy.is_set():
+            two(*others)
+
+    threads = [threading.Thread(target=load) for _ in range(5)]
+    for thread in threads:
+        thread.start()
+    try:
+        for _ in range(runs):
+            assert [two(*(tf.identity(side) for side in pair)).numpy().tobytes() for pair in pairs] == first
+    finally:
+        busy.set()
+        for thread in threads:
+            thread.join()
 
 
 def test_norms_of_several_are_those_of_each():
@@ -363,7 +451,7 @@ def test_a_long_product_is_made_in_float64_at_once_on_gpus_that_are_fast_at_it(m
     number = lambda terms, depth: int(float_sums.Way.of(tf.constant(terms), tf.constant(depth), tf.float32).number)  # noqa: E731
     in_pieces, in_float64 = len(float_sums._LAID_OUT), len(float_sums._LAID_OUT) + 1
     assert number(16_384, 60.0) == (in_float64 if alone else in_pieces)
-    assert number(2048, 200.0) == float_sums._LAID_OUT.index(12) and number(4096, 3.0) == in_float64
+    assert number(2048, 200.0) == float_sums._LAID_OUT.index(16) and number(4096, 3.0) == in_float64
 
 
 def test_pieces_are_added_up_in_float64():

@@ -145,7 +145,7 @@ def weighted_sum(factors: Sequence[Factor], weights: tf.Tensor, depth: Depth) ->
     left = depth.parts - len(factors)
 
     def add_up(parts: Sequence[Factor], depth: tf.Tensor) -> tuple[tf.Tensor, ...]:
-        allowed = Depth.of(depth, depth, tf.size(weights), parts[0].tensors[0].dtype)
+        allowed = Depth.of(depth, tf.size(weights), parts[0].tensors[0].dtype)
         sums = [part.weighted_sum(weights, allowed) for part in parts]
         if all(part.sparse for part in parts):
             joined = join(sums)

@@ -9,10 +9,16 @@ in any order and along any tree,
     ‖computed − exact‖  ≤  u n (D/√3 + 3)                                      (docs/privacy-floating-point.md, lemma 3)
 
 A matrix product over the batch may send a term through as many additions as there are terms. Here it is cut into pieces
-of c terms, whose results are then added up: D = c + (number of pieces), or, if four at a time are added up in float32
-and the rest in float64, D = c + 5. `Depth` is the D that the slack in the clip allows. Where no cut is short enough
-(examples whose parts are huge and cancel), the sum is made in float64. No order of additions is assumed, so neither the
-processor's kernels nor their threads matter.
+of c terms, whose results are then added up. Where an example contributes one term, the pieces are cut by place and by
+the number of rows, so that neighbours differ in one piece: the others have the same numbers, and so the same errors.
+What counts is the error of one piece and that of adding m of them up (lemma 4):
+
+    ‖difference of errors‖  ≤  2 u (c (c/√3 + 2) + n (m − 1)),      with 5 for m − 1 if four at a time are added up in
+                                                                    float32 and the rest in float64
+
+Where an example contributes several terms, which may cancel, what way is taken depends on the data, so that all pieces
+count: D = c + m, or c + 5. `Depth` is the D that the slack in the clip allows. Where no cut is short enough, the sum is
+made in float64. No order of additions within a piece is assumed, so the processor's kernels do not matter.
 """
 
 from __future__ import annotations
@@ -59,14 +65,31 @@ class Way(NamedTuple):
     @classmethod
     def of(cls, terms: tf.Tensor, depth: tf.Tensor, dtype: tf.DType) -> Way:
         """The way for so many terms, of which none may go through more than `depth` additions."""
-        # Beside c - 1 additions a term is rounded in the product, three times in a sum of four, and once at the end;
-        # one more is for the additions in float64, fewer than 2²⁹: not of terms that are float64 themselves.
         with tf.device(HOST):
-            size = tf.cast(tf.minimum(tf.floor(depth), 2.0**30), tf.int32) - _AT_ONCE - 1
-            # Not for a depth that is no number; nor where a loop of small products takes longer than one in float64.
-            cut = (depth >= float(_LEAST + _AT_ONCE + 1)) & (dtype != tf.float64 and not _is_float64_fast())
-            possible = [short_enough(tf.constant(_LAID_OUT), terms, depth), cut[None], tf.constant([True])]
-            return cls(tf.argmax(tf.concat(possible, axis=0), output_type=tf.int32), size)
+            laid_out = short_enough(tf.constant(_LAID_OUT), terms, depth)
+            return cls._first(laid_out, tf.floor(depth) - _AFTER, dtype)
+
+    @classmethod
+    def by_place(cls, rows: tf.Tensor, roundings: tf.Tensor, dtype: tf.DType) -> Way:
+        """The way for so many rows, one term each, all but one of which neighbours have alike.
+
+        The difference of their errors may be as many `roundings` of a row that is as long as the clip.
+        """
+        with tf.device(HOST):
+            number, all_rows = tf.constant(_LAID_OUT), tf.cast(rows, roundings.dtype)
+            lengths, after = (tf.cast(each, roundings.dtype) for each in (_lengths(rows, number), number - 1))
+            laid_out = lengths * (lengths / np.sqrt(3) + 2) + all_rows * after <= roundings
+            left = tf.maximum(roundings - all_rows * _AFTER, 0.0)
+            longest = np.sqrt(3) * (tf.sqrt(1 + left / np.sqrt(3)) - 1)  # c (c/√3 + 2) = left
+            return cls._first(laid_out, tf.floor(longest), dtype)
+
+    @classmethod
+    def _first(cls, laid_out: tf.Tensor, size: tf.Tensor, dtype: tf.DType) -> Way:
+        """The first way that is exact enough: of the `laid_out`, in pieces of a `size`, or in float64."""
+        # Not for a size that is no number; nor where a loop of small products takes longer than one in float64.
+        cut = (size >= float(_LEAST)) & (dtype != tf.float64 and not _is_float64_fast())
+        possible = tf.concat([laid_out, cut[None], tf.constant([True])], axis=0)
+        return cls(tf.argmax(possible, output_type=tf.int32), tf.cast(tf.minimum(size, 2.0**30), tf.int32))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,9 +103,9 @@ class Depth:
     way: Way  # of products whose examples contribute one term
 
     @classmethod
-    def of(cls, whole: tf.Tensor, parts: tf.Tensor, examples: tf.Tensor, dtype: tf.DType) -> Depth:
-        """These depths, with the ways that they leave."""
-        return cls(whole, parts, Way.of(examples, whole, dtype))
+    def of(cls, depth: tf.Tensor, examples: tf.Tensor, dtype: tf.DType) -> Depth:
+        """One depth for all sums, whatever an example contributes."""
+        return cls(depth, depth, Way.of(examples, depth, dtype))
 
     @classmethod
     def from_slack(cls, slack: tf.Tensor, reach: tf.Tensor, examples: tf.Tensor, dtype: tf.DType) -> Depth:
@@ -92,7 +115,10 @@ class Depth:
         # D (1 + D u) ≤ first_order: an addition's error is a share of what is there, the errors before it included.
         parts = first_order / (1 + unit(dtype) * first_order) - 3
         whole = np.sqrt(3) * (roundings / tf.cast(tf.maximum(examples, 1), reach.dtype) - 3)
-        return cls.of(tf.maximum(whole, parts), parts, examples, dtype)
+        whole = tf.maximum(whole, parts)
+        # By the number of rows alone. That equal pieces have equal errors was not tried on a GPU.
+        way = Way.of(examples, whole, dtype) if has_gpu() else Way.by_place(examples, roundings * _SPARE, dtype)
+        return cls(whole, parts, way)
 
 
 def _is_float64_fast() -> bool:
@@ -107,11 +133,21 @@ _FAST_FLOAT64 = ((6, 0), (7, 0), (8, 0), (9, 0), (10, 0))  # P100, V100, A100, H
 
 def short_enough(number: tf.Tensor, terms: tf.Tensor, depth: tf.Tensor) -> tf.Tensor:
     """Whether `number` pieces send no term through more than `depth` roundings, that of its product included."""
-    return tf.cast((terms + number - 1) // number + number + 1, depth.dtype) <= tf.floor(depth)
+    return tf.cast(_lengths(terms, number) + number + 1, depth.dtype) <= tf.floor(depth)
 
 
-_LAID_OUT = (1, 4, 12, 16)  # numbers of pieces
+def _lengths(terms: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    """How many terms the longest of `number` pieces has."""
+    return (terms + number - 1) // number
+
+
+_LAID_OUT = (1, 2, 4, 8, 16)  # numbers of pieces
 _AT_ONCE = 4  # of them in memory, each as large as the sum: added up in one pass, they cost a third of what pairs do
+# Beside those in its piece a term goes through three additions in a sum of four, and one rounding at the end; one more
+# is for the additions in float64, fewer than 2²⁹: not of terms that are float64 themselves. The rounding of its product
+# is one in place of the first addition.
+_AFTER = _AT_ONCE + 1
+_SPARE = 1 - 2.0**-12  # for terms longer than the clip by their weights' roundings, and for errors of errors
 _LEAST = 8  # terms in a piece, or float64 is faster
 
 
