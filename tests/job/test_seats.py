@@ -412,7 +412,7 @@ def trained(request, tmp_path_factory):
             pa.parquet.write_table(table(users=500 + 200 * number, rows=9000, seed=number), root / f"{number}.parquet")
             first = [*COLUMNS, *small, *options, "--out", root / "run"]
             to = ["--continue", root / "run", "--quiet"] if number else first
-            assert train("--data", root / f"{number}.parquet", *to) == 0
+            assert train("--data", root / f"{number}.parquet", "--confidential", *to) == 0
     return request.param, root / "run", counted, asked
 
 
