@@ -8,7 +8,7 @@ from helpers import Scored
 
 import tfdp_rec
 from tfdp_rec.callbacks import PrivacyBudget
-from tfdp_rec.core.ground.graph_checks import depend_on, require, require_all
+from tfdp_rec.core.ground.graph_checks import depend_on, negate, require, require_all
 from tfdp_rec.privacy import Accountant, PoissonSampling
 
 UNITS, BATCH = 60, 10
@@ -189,3 +189,12 @@ def test_no_gradient_is_had_without_the_check_of_ids():
             left += [*(tensor.op for tensor in operation.inputs), *operation.control_inputs]
     constants = [tf.make_ndarray(each.get_attr("value")) for each in seen if each.type == "Const"]
     assert any("outside its table" in str(each) for each in constants)
+
+
+@pytest.mark.parametrize("compare", [tf.less_equal, tf.greater_equal, tf.less, tf.greater])
+def test_a_comparison_that_does_not_hold_of_no_number_is_negated(compare):
+    """In a graph that TensorFlow optimises, where "not at most" becomes "more than"."""
+    limit = tf.constant([1.0, np.nan, 3.0])
+    graph = tf.function(lambda x: negate(compare(x, limit)), autograph=False, input_signature=[tf.TensorSpec([3])])
+    x = np.array([np.nan, 2.0, 2.0], np.float32)
+    np.testing.assert_array_equal(graph(tf.constant(x)), [True, True, not compare(2.0, 3.0)])

@@ -18,7 +18,7 @@ import tfdp_rec
 from tfdp_rec.clipping import Clipping, Outer, PerExample, Rows, Scores, clipped_sum
 from tfdp_rec.core.sensitivity import cross_terms, engine, factors, float_sums
 from tfdp_rec.core.sensitivity.cross_terms import CANCELLING, measure
-from tfdp_rec.core.sensitivity.engine import SLACK, Graph, Share
+from tfdp_rec.core.sensitivity.engine import SLACK, Graph, Share, clip
 
 HUGE = np.float32(1e12)
 
@@ -282,6 +282,9 @@ def test_a_model_of_several_types_is_clipped_over_all_of_it():
         np.testing.assert_allclose(gradient.sum(), 1.7, rtol=1e-5)
 
 
+U = float_sums.unit(tf.float32)
+
+
 def way_by(rows, slack=1 / 32, reach=None):
     """How a product over so many rows is cut: (numbers of pieces, their length, whether the rest is in float64)."""
     reach = tf.constant(float(rows) if reach is None else reach)
@@ -294,11 +297,14 @@ def way_by(rows, slack=1 / 32, reach=None):
 
 def lost_at_most(rows, pieces, length, in_float64):
     """By how much the errors of two sums may differ, of rows as long as the clip, one of which differs, in chains."""
-    u = float_sums.unit(tf.float32)
-    additions = np.concatenate([[length - 1], np.arange(length - 1, 0, -1)])  # that each row of a piece goes through
-    in_piece = np.sqrt(length * np.sum((additions + 1.0) ** 2))  # the product is rounded, too
     after = 5 if in_float64 else pieces - 1
-    return 2 * u * (1 + 2.0**-13) * (1 + (length + after) * u) * (in_piece + rows * after)
+    return 2 * U * (1 + 2.0**-13) * (1 + (length + after) * U) * (np.sqrt(length) * in_chain(length) + rows * after)
+
+
+def in_chain(length):
+    """The root of the sum of squares of the roundings that a chain's terms go through, that of products included."""
+    additions = np.concatenate([[length - 1], np.arange(length - 1, 0, -1)])
+    return np.sqrt(np.sum((additions + 1.0) ** 2))
 
 
 @pytest.mark.parametrize("slack", [1 / 32, 1 / 32 / 2**0.5, 1 / 128])
@@ -316,6 +322,102 @@ def test_a_sum_over_many_examples_is_cut_by_their_number(rows, slack):
     assert not in_float64 or lost_at_most(rows, pieces, length + 8, True) > slack
 
 
+@pytest.mark.parametrize("rows", [600, 656, 1024, 1312, 2048, 2560, 4096, 5000])
+def test_a_way_is_taken_from_where_its_errors_fit(rows):
+    """To a share of a thousand, by the errors of chains."""
+    for number, pieces in enumerate(float_sums._LAID_OUT):
+        length = -(-rows // pieces)
+        needed = np.sqrt(length) * in_chain(length) + rows * (pieces - 1)
+        first = lambda roundings: int(float_sums.Way.by_place(tf.constant(rows), roundings, tf.float32).number)  # noqa: E731
+        assert first(tf.constant(0.999 * needed, tf.float32)) != number
+        assert first(tf.constant(1.001 * needed + 0.8 * length, tf.float32)) <= number
+    assert float_sums._SPARE * (1 + 2.0**-13) ** 2 <= 1 + U
+
+
+@pytest.mark.parametrize("slack", [1 / 32, 1 / 128])
+@pytest.mark.parametrize("rows", [17, 1024, 4096, 65_536])
+def test_rows_of_tables_stand_as_often_as_the_slack_allows(rows, slack):
+    """Each id in a chain of its own, all examples in all of them."""
+    depth = float_sums.Depth.from_slack(tf.constant(slack), tf.constant(1e9), tf.constant(rows), tf.float32)
+    often = int(depth.rows)
+
+    def lost(times):
+        return 2 * U * (1 + 2.0**-13) * (1 + times * U) * np.sqrt(rows) * in_chain(times)
+
+    assert lost(often) <= slack < lost(often + 4 + often // 50)
+    assert 2 * U * rows <= slack  # an id that stands more often is rounded once
+
+
+def test_one_depth_for_all_counts_the_errors_of_all_pieces():
+    """Factors of one variable are cut by the data, which is another way for a neighbour."""
+    way = float_sums.Depth.of(tf.constant(40.0), tf.constant(4096), tf.float32).way
+    assert [int(part) for part in way] == [len(float_sums._LAID_OUT), 35]
+
+
+def test_positions_are_cut_by_what_they_cancel():
+    """However few pieces the number of examples asks for."""
+    x = tf.constant(drifting(4096).reshape([2048, 2, 1]), tf.float32)
+    factor = Outer(x, tf.ones([2048, 2, 1]), lambda formed: formed)
+    way = float_sums.Way(tf.constant(0), tf.constant(4096))
+    depth = float_sums.Depth(tf.constant(1e9), tf.constant(14.0), way)
+    found = factor.weighted_sum(tf.ones([2048]), depth).numpy()[0, 0]
+    exact, sizes = (float(tf.reduce_sum(tf.cast(each, tf.float64))) for each in (x, tf.abs(x)))
+    assert abs(found - exact) <= 15 * U * sizes < abs(np.add.accumulate(x.numpy().reshape(-1))[-1] - exact)
+
+
+def test_sums_that_are_bounded_in_different_ways_share_the_slack(monkeypatch):
+    """Examples outside the one piece of a product may spend all of their norm in a table, and those in it nothing."""
+    slacks, own = [], float_sums.Depth.from_slack
+    monkeypatch.setattr(float_sums.Depth, "from_slack", lambda slack, *rest: slacks.append(slack) or own(slack, *rest))
+    ids, x, g = tf.zeros([3, 1], tf.int64), tf.ones([3, 2, 4]), tf.ones([3, 2, 5])
+    table, product = Rows(ids, tf.ones([3, 1, 2]), [7, 2]), Outer(x[:, 0], g[:, 0], lambda formed: formed)
+    positions, formed = Outer(x, g, lambda formed: formed), PerExample(tf.ones([3, 4]))
+
+    def slack_of(*several):
+        slacks.clear()
+        clip({str(number): [factor] for number, factor in enumerate(several)}, tf.ones([3]), tf.constant(1.0))
+        return slacks[0]
+
+    graphs = [tf.function(functools.partial(slack_of, *each), autograph=False) for each in (
+        [product, formed], [table], [product, table], [positions], [product, positions, formed],
+        [product, table, positions],
+    )]  # fmt: skip
+    whole, *others = [float(graph()) for graph in graphs]
+    np.testing.assert_allclose(others, [whole / n**0.5 for n in (1, 2, 1, 2, 3)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("size", [640, 1312, 4096])
+def test_a_sum_that_hovers_at_a_power_of_two_moves_by_no_more_than_the_clip(size):
+    """One example keeps a piece above it, where the last bits of all others are rounded up: the worst that is known."""
+    _, length, _ = way_by(size)
+    top, power, climbing = 0.9695, 256.0, 264
+    values = np.zeros([size, 1], np.float32)
+    values[0], values[1 : climbing + 1] = top, np.floor(power / climbing * 4096) / 4096  # added up without rounding
+    values[climbing + 1 : length] = 0.749 * power * 2.0**-23
+    summed = Graph(lambda formed: (clip({"v": [PerExample(formed)]}, formed[:, 0], tf.constant(1.0)), None))
+
+    def total(x):
+        return np.float64(summed(tf.constant(x))[0].gradients["v"].numpy())
+
+    assert float(values[1 : climbing + 1].sum(dtype=np.float64)) < power < float(values[: climbing + 1].sum()) - 0.9
+
+    without = values.copy()
+    without[0] = 0
+    moved = np.linalg.norm(total(values) - total(without))
+    assert 1 / (1 + SLACK) - 1e-3 < moved <= 1
+
+
+def test_a_row_that_does_not_count_adds_nothing_at_all():
+    """A copy of an example in another piece of a sum would change the errors there, too, however small it is."""
+    counted, nothing = tf.constant([True, False]), tf.constant([[0.0], [2.0**-40]])
+
+    @tf.function(autograph=False)
+    def summed(formed):
+        return clip({"v": [PerExample(formed)]}, formed[:, 0], tf.constant(1.0), counted=counted).gradients["v"]
+
+    assert summed(nothing).numpy() == 0 and summed(tf.constant([[0.25], [np.inf]])).numpy() == 0.25
+
+
 def test_no_way_has_room_where_none_is_left():
     assert [way_by(rows, slack)[0] for rows, slack in ((4096, -1.0), (65_536, 1 / 64), (4096, float("nan")))] == [0] * 3
 
@@ -325,8 +427,7 @@ def test_beside_a_gpu_errors_of_all_pieces_count(monkeypatch):
     monkeypatch.setattr(float_sums, "has_gpu", lambda: True)
     slack, rows = tf.constant(1 / 32), tf.constant(4096)
     depth = float_sums.Depth.from_slack(slack, tf.constant(4096.0), rows, tf.float32)
-    alone = float_sums.Way.of(rows, depth.whole, tf.float32)
-    assert [int(part) for part in depth.way] == [int(part) for part in alone] == [len(float_sums._LAID_OUT), 100]
+    assert [int(part) for part in depth.way] == [len(float_sums._LAID_OUT), 100]
 
 
 @pytest.mark.parametrize("size", [656, 2048, 4096, 16_384])
@@ -533,13 +634,20 @@ def test_an_example_whose_gradient_is_no_number_is_in_no_list_of_reads():
     assert np.asarray(found.reads[path].example).tolist() == [0, 0, 2, 2]
 
 
-def test_repeated_examples_have_no_gradient_so_that_no_weight_is_zero():
-    """A weight of zero has all that it weighs looked at for infinities, which takes a pass over the inputs."""
+def test_repeated_examples_have_no_gradient_so_that_none_is_silenced(monkeypatch):
+    """All that it says would be looked at for infinities, which takes a pass over the inputs."""
+    of_all, own = [], factors.silence
+    monkeypatch.setattr(factors, "silence", lambda several, heard: of_all.append(heard) or own(several, heard))
     model, rows = dense(), {"x": tf.ones([3, 1]), "target": tf.ones([3, 1])}
     model.per_example_loss(rows)
     clipping = Clipping(model, model.per_example_loss, tf.constant(1.0))
-    weights = tf.function(lambda batch: clipping.sum(batch).gradients._weights, autograph=False)
-    assert np.all(weights(rows))
+
+    @tf.function(autograph=False)
+    def weighed(batch):
+        return clipping.sum(batch).gradients._weights, of_all.pop()
+
+    weights, heard = weighed(rows)
+    assert np.all(weights[:3]) and not np.any(weights[3:]) and np.all(heard)
 
 
 def test_what_a_gradient_of_its_own_makes_of_nothing_is_not_counted_for_a_repeated_example():

@@ -51,7 +51,8 @@ def test_it_costs_what_the_run_may(run):
     config = json.loads((run / "private" / "config.json").read_text())
     noises, order = config["noise_multipliers"], FixedOrder(config["train_users"], 60, unit="user")
     plan = optimised_correlation(12, order.separation, participations=order.participations(12))
-    figures = [paid.event for paid in read(run / "release" / "ledger.jsonl").paid if paid.label == "metrics of held-out units"]
+    paid = read(run / "release" / "ledger.jsonl").paid
+    figures = [each.event for each in paid if each.label == "metrics of held-out units"]
     whole = [plan.dp_event(noises["lazydpftrl"]), GaussianDpEvent(prior_noise(2.0, DELTA)), *figures]
     assert len(figures) == 1
     spent, result = epsilon_of(ComposedDpEvent(whole), DELTA), results["lazydpftrl"]

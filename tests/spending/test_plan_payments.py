@@ -507,7 +507,7 @@ def test_a_failed_write_of_another_model_on_the_table_erases_a_plan(tmp_path, mo
     inputs = keras.Input([1])
     beside = tfdp_rec.PrivateModel(inputs, keras.layers.Dense(1)(keras.layers.Flatten()(items(inputs))))
     settings = {"l2_norm_clip": 1.0, "noise_multiplier": 0.0, "expected_batch_size": BATCH}
-    beside.compile(tfdp_rec.DPSGD(0.1, **settings), "mse", run_eagerly=True)
+    beside.compile(tfdp_rec.LazyDPSGD(0.1, **settings), "mse", run_eagerly=True)
     beside.fit(*rows(range(4)), verbose=0, callbacks=[TrainingCheckpoint(tmp_path / "beside")])
     monkeypatch.setattr(training_checkpoint, "_chunks", cannot_write)
     with pytest.raises(OSError, match="No space"):

@@ -63,7 +63,7 @@ def test_a_step_copies_few_numbers_between_a_gpu_and_its_host():
     three, five = ([part.total() for part in count_step("LazyDPSGD", tables).parts] for tables in (3, 5))
     a_table = [(more - less) / 2 for more, less in zip(five, three, strict=True)]
     assert a_table[0] <= 6 and a_table[1:] == [0, 0]
-    assert three[0] <= 282 and three[1] <= 8 and three[2] <= 20  # of 26 tables 420 kernels
+    assert three[0] <= 285 and three[1] <= 8 and three[2] <= 20  # of 26 tables 423 kernels
 
 
 TRAINED = """

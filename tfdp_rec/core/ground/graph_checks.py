@@ -38,6 +38,12 @@ _Given = ParamSpec("_Given")
 _Found = TypeVar("_Found")
 
 
+def negate(comparison: tf.Tensor) -> tf.Tensor:
+    """Whether numbers do not compare so; true where one of them is NaN."""
+    # TensorFlow's graph optimizer makes of "not at least" a "less than", which NaN is not.
+    return tf.where(comparison, False, True)
+
+
 def place_on_host(function: Callable[_Given, _Found]) -> Callable[_Given, _Found]:
     """`function` with its operations on the host: of single numbers and of ids, each of which a GPU would start."""
 

@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from tfdp_rec.core.ground.branches import choose
-from tfdp_rec.core.ground.graph_checks import HOST, Check, place_on_host
+from tfdp_rec.core.ground.graph_checks import HOST, Check, negate, place_on_host
 from tfdp_rec.core.ground.keras_internals import learning_rate_of
 from tfdp_rec.core.ground.refused import NotPrivate
 from tfdp_rec.core.ground.withheld_rows import find_withheld, largest_of
@@ -95,7 +95,7 @@ class WeightBound:
             return tf.constant(True)
 
         least = tf.reduce_min(tf.stack([each.read_value() for each in sizes]))
-        raised = choose(~(least >= size), raise_all, lambda: tf.constant(False))  # in few steps
+        raised = choose(negate(least >= size), raise_all, lambda: tf.constant(False))  # in few steps
         is_left_out = tf.cast((step.pace == 0) & (step.learning_rate != 0), tf.int64)
         with run_after([raised]):
             return assign(self._left_out, self._left_out.read_value() + is_left_out)
@@ -123,7 +123,7 @@ class WeightBound:
         return enough | (scale == 0) | self._is_scheduled, _TOO_FAINT
 
     def _is_faint(self, scale: tf.Tensor, bound: tf.Tensor) -> tf.Tensor:
-        return ~(self.room * tf.abs(scale) >= bound)  # also where one of them is NaN
+        return negate(self.room * tf.abs(scale) >= bound)
 
     def warn_of_steps_left_out(self) -> None:
         """Warns of the steps that tables have left out since it was last called."""

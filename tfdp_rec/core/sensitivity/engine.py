@@ -50,7 +50,7 @@ _WRITTEN = 2  # roundings of the sum as a whole: added up from parts, and scaled
 _MOST_TERMS = 2.0**36  # B² T, for T positions an example: the same for float64, where all examples' positions cancel
 _TOO_MANY = f"At most {MOST_EXAMPLES:,} examples a step can be clipped, fewer of many positions."
 _OF_WEIGHTS = 2.0**-12  # share of the slack for the roundings of weights and of weighted contributions
-_NOTHING = 2.0**-30  # share of the clip that a row that does not count may contribute
+_NOTHING = 2.0**-30  # share of the clip below which the norm of a row that does not count is that of a zero gradient
 
 Factors = dict[str, list[factors.Factor]]
 
@@ -342,30 +342,39 @@ def clip(
     norms = depend_on(norms, checks)  # which all that is made of the sum waits for
     weights = clip_weights(norms, bound, rule)
     counted = tf.fill(tf.shape(norms), True) if counted is None else counted
-    # Rows that do not count have zero gradients and so weight one: weights of zero would have all tensors read once
-    # more, to silence them. Weight zero where a gradient of the user's own gives something for nothing.
-    weights = tf.where(counted, weights, tf.cast(norms <= _NOTHING * bound, weights.dtype))
-    kinds = {len(own) == 1 and own[0].whole for own in collected.values()}
+    weights = tf.where(counted, weights, tf.zeros_like(weights))
+    # Rows that do not count have zero gradients, and finite numbers, whose products with a weight of zero are none, so
+    # that not all tensors are read once more to silence them. A gradient of the user's own may give something for
+    # nothing.
+    heard = tf.where(~counted & (norms <= _NOTHING * bound), True, tf.not_equal(weights, 0))
+    sorts = {_sort(own) for own in collected.values()}
     reached, size = tf.reduce_sum(tf.math.multiply_no_nan(reaches, weights)), tf.size(norms)
     with tf.device(HOST):
         reach = reached / bound
         written = 2 * _WRITTEN * float_sums.unit(tf.float32) * tf.cast(share.examples, norms.dtype)
-        slack = (SLACK - _OF_WEIGHTS - written) / len(kinds) ** 0.5 / tf.cast(share.parts, norms.dtype)
+        slack = (SLACK - _OF_WEIGHTS - written) / len(sorts) ** 0.5 / tf.cast(share.parts, norms.dtype)
         # Each variable is added up in its own type, whatever the norms are in: float64 errors are no bound on float32
         # sums.
         several = dict.fromkeys(types.values())
         by_type = {dtype: float_sums.Depth.from_slack(slack, reach, size, dtype) for dtype in several}
     depths = {path: by_type[dtype] for path, dtype in types.items()}
-    weighted = Weighted(_silence(collected, weights), weights, depths)
+    weighted = Weighted(_silence(collected, heard), weights, depths)
     reads = reads_by_table(collected, counted & tf.math.is_finite(norms))
     places = tf.squeeze(tf.where(counted), axis=1)
     norms, losses = (tf.gather(values, places) for values in (norms, losses))
     return ClippedSum(weighted, norms, l2_norm_clip, losses, reads)
 
 
-def _silence(collected: Factors, weights: tf.Tensor) -> Factors:
-    """The factors, silent for examples of weight zero."""
-    silent = iter(factors.silence([factor for own in collected.values() for factor in own], weights))
+def _sort(own: Sequence[factors.Factor]) -> str:
+    """By what a variable's sum is bounded: sums of each sort may lose the whole slack, by other examples."""
+    if len(own) > 1 or not own[0].whole:
+        return "several terms"
+    return "rows" if isinstance(own[0], factors.Rows) else "products"
+
+
+def _silence(collected: Factors, heard: tf.Tensor) -> Factors:
+    """The factors, silent for examples that are not heard."""
+    silent = iter(factors.silence([factor for own in collected.values() for factor in own], heard))
     return {path: [next(silent) for _ in own] for path, own in collected.items()}
 
 

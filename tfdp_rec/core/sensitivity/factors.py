@@ -236,7 +236,7 @@ class Factor(abc.ABC):
     def weighted_sum(self, weights: tf.Tensor, depth: Depth) -> tf.Tensor | tf.IndexedSlices:
         """Σ_b weights[b] · gradient of example b, in the variable's shape; distinct rows if sparse.
 
-        Examples of weight zero are silent (`silence`).
+        Examples of weight zero are silent (`silence`), or all their numbers are finite.
         """
 
     @property
@@ -500,7 +500,7 @@ def spread(coefficients: tf.Tensor, q: tf.Tensor) -> tf.Tensor:
 
 def add_rows(several: Sequence[Rows], weights: tf.Tensor, depth: Depth) -> list[tf.IndexedSlices]:
     """The weighted sums of several tables, with one condition for all."""
-    added = float_sums.rows([factor.terms_of(weights) for factor in several], depth.whole)
+    added = float_sums.rows([factor.terms_of(weights) for factor in several], depth.rows)
     pairs = zip(several, added, strict=True)
     return [tf.IndexedSlices(sums, ids, tf.constant(own.shape, tf.int64)) for own, (ids, sums) in pairs]
 
@@ -564,15 +564,14 @@ def _sum_at_first_columns(ids: tf.Tensor, d: tf.Tensor) -> tf.Tensor:
     return choose(come_last & tf.reduce_all(tf.equal(d[:, count:], 0)), lambda: d, sum_repeats)
 
 
-def silence(factors: Sequence[Factor], weights: tf.Tensor) -> list[Factor]:
-    """The factors with all numbers of the examples of weight zero set to zero; no work if there are none."""
+def silence(factors: Sequence[Factor], heard: tf.Tensor) -> list[Factor]:
+    """The factors with all numbers of examples that are not `heard` set to zero; no work if there are none."""
     # A product with a weight of zero is none where the number is infinite.
     places = [place for place, factor in enumerate(factors) if factor.unweighed]
     numbers = [getattr(factors[place], factors[place].unweighed) for place in places]
     if not numbers:
         return list(factors)
-    counts = tf.not_equal(weights, 0)
-    kept = choose(tf.reduce_all(counts), lambda: numbers, lambda: [_weigh(counts, each) for each in numbers])
+    kept = choose(tf.reduce_all(heard), lambda: numbers, lambda: [_weigh(heard, each) for each in numbers])
     found = list(factors)
     for place, tensor, before in zip(places, kept, numbers, strict=True):
         found[place] = copy.copy(found[place])

@@ -6,7 +6,8 @@ make. So the errors must be small against the clip for all data. For terms t_b t
 in any order and along any tree,
 
     ‖computed − exact‖  ≤  u D Σ_b ‖t_b‖                                       and, for ‖t_b‖ ≤ 1 and n terms,
-    ‖computed − exact‖  ≤  u n (D/√3 + 3)                                      (docs/privacy-floating-point.md, lemma 3)
+    ‖computed − exact‖  ≤  u n (D/√3 + 3),                                     in rows that stand D times at most
+    ‖computed − exact‖  ≤  u √(n D) (D/√3 + 2)                                 (docs/privacy-floating-point.md, lemma 3)
 
 A matrix product over the batch may send a term through as many additions as there are terms. Here it is cut into pieces
 of c terms, whose results are then added up. Where an example contributes one term, the pieces are cut by place and by
@@ -33,7 +34,7 @@ import numpy as np
 import tensorflow as tf
 
 from tfdp_rec.core.ground.branches import choose, choose_from, has_gpu, wrap_in_call
-from tfdp_rec.core.ground.graph_checks import HOST
+from tfdp_rec.core.ground.graph_checks import HOST, negate
 from tfdp_rec.core.ground.keras_internals import is_deterministic
 from tfdp_rec.core.ground.shared_graphs import SharedGraph
 
@@ -98,7 +99,7 @@ class Depth:
 
     # Ways to cut are found once for all variables: each is some twenty operations on single numbers.
 
-    whole: tf.Tensor  # if an example contributes one term to a number, of a norm of at most the clip
+    rows: tf.Tensor  # of tables, to each of which an example contributes one term
     parts: tf.Tensor  # if it contributes several, whose norms may add up to more than that of their sum
     way: Way  # of products whose examples contribute one term
 
@@ -110,15 +111,17 @@ class Depth:
     @classmethod
     def from_slack(cls, slack: tf.Tensor, reach: tf.Tensor, examples: tf.Tensor, dtype: tf.DType) -> Depth:
         """The depth at which the errors of two sums, with and without one example, stay within `slack` clips."""
-        roundings = tf.cast(slack, reach.dtype) / (2 * unit(dtype))
+        roundings, size = tf.cast(slack, reach.dtype) / (2 * unit(dtype)), tf.cast(tf.maximum(examples, 1), reach.dtype)
         first_order = roundings / tf.maximum(reach, 1.0)
         # D (1 + D u) ≤ first_order: an addition's error is a share of what is there, the errors before it included.
         parts = first_order / (1 + unit(dtype) * first_order) - 3
-        whole = np.sqrt(3) * (roundings / tf.cast(tf.maximum(examples, 1), reach.dtype) - 3)
-        whole = tf.maximum(whole, parts)
-        # By the number of rows alone. That equal pieces have equal errors was not tried on a GPU.
-        way = Way.of(examples, whole, dtype) if has_gpu() else Way.by_place(examples, roundings * _SPARE, dtype)
-        return cls(whole, parts, way)
+        # √(n D) (D/√3 + 2) ≤ roundings, since D^1.5 + 2√3 D^.5 ≤ (D + 4/√3)^1.5.
+        rows = tf.pow(np.sqrt(3) * _SPARE * tf.maximum(roundings, 0.0) / tf.sqrt(size), 2 / 3) - 2.4
+        if has_gpu():  # that equal pieces have equal errors was not tried there
+            way = Way.of(examples, tf.maximum(np.sqrt(3) * (roundings / size - 3), parts), dtype)
+        else:  # by public numbers alone
+            way = Way.by_place(examples, roundings * _SPARE, dtype)
+        return cls(tf.maximum(rows, parts), parts, way)
 
 
 def _is_float64_fast() -> bool:
@@ -147,7 +150,9 @@ _AT_ONCE = 4  # of them in memory, each as large as the sum: added up in one pas
 # is for the additions in float64, fewer than 2²⁹: not of terms that are float64 themselves. The rounding of its product
 # is one in place of the first addition.
 _AFTER = _AT_ONCE + 1
-_SPARE = 1 - 2.0**-12  # for terms longer than the clip by their weights' roundings, and for errors of errors
+# For terms longer than the clip by their weights' roundings, and for errors of errors. That these numbers are rounded
+# themselves is covered by the 2 of the bounds, which are proved with 1.44.
+_SPARE = 1 - 2.0**-12
 _LEAST = 8  # terms in a piece, or float64 is faster
 
 
@@ -279,7 +284,7 @@ def _add_often(
     values: tf.Tensor, weights: tf.Tensor, cells: tf.Tensor, count: tf.Tensor, depth: tf.Tensor
 ) -> tf.Tensor:
     # Ids with more places than float32 may add up, alone: a float64 copy of all values would be large.
-    often = ~(tf.cast(count, depth.dtype) <= depth)
+    often = negate(tf.cast(count, depth.dtype) <= depth)  # all of them at a depth that is no number
     number = tf.cumsum(tf.cast(often, tf.int32)) - 1
     taken = tf.gather(often, cells[:, 0])
     there, at = tf.where(often), tf.where(taken)[:, 0]
