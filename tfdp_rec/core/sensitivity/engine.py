@@ -347,7 +347,7 @@ def clip(
     # that not all tensors are read once more to silence them. A gradient of the user's own may give something for
     # nothing.
     heard = tf.where(~counted & (norms <= _NOTHING * bound), True, tf.not_equal(weights, 0))
-    sorts = {_sort(own) for own in collected.values()}
+    sorts = {_find_sort(own) for own in collected.values()}
     reached, size = tf.reduce_sum(tf.math.multiply_no_nan(reaches, weights)), tf.size(norms)
     with tf.device(HOST):
         reach = reached / bound
@@ -365,7 +365,7 @@ def clip(
     return ClippedSum(weighted, norms, l2_norm_clip, losses, reads)
 
 
-def _sort(own: Sequence[factors.Factor]) -> str:
+def _find_sort(own: Sequence[factors.Factor]) -> str:
     """By what a variable's sum is bounded: sums of each sort may lose the whole slack, by other examples."""
     if len(own) > 1 or not own[0].whole:
         return "several terms"
