@@ -328,7 +328,7 @@ def test_a_way_is_taken_from_where_its_errors_fit(rows):
     for number, pieces in enumerate(float_sums._LAID_OUT):
         length = -(-rows // pieces)
         needed = np.sqrt(length) * in_chain(length) + rows * (pieces - 1)
-        first = lambda roundings: int(float_sums.Way.by_place(tf.constant(rows), roundings, tf.float32).number)  # noqa: E731
+        first = lambda roundings: int(float_sums.Way.cut_by_place(tf.constant(rows), roundings, tf.float32).number)  # noqa: E731
         assert first(tf.constant(0.999 * needed, tf.float32)) != number
         assert first(tf.constant(1.001 * needed + 0.8 * length, tf.float32)) <= number
     assert float_sums._SPARE * (1 + 2.0**-13) ** 2 <= 1 + U
@@ -404,7 +404,7 @@ def test_a_sum_that_hovers_at_a_power_of_two_moves_by_no_more_than_the_clip(size
     without = values.copy()
     without[0] = 0
     moved = np.linalg.norm(total(values) - total(without))
-    assert 1 / (1 + SLACK) - 1e-3 < moved <= 1
+    assert 0.973 < moved <= 1  # 1 / (1 + SLACK) is 0.9697
 
 
 def test_a_row_that_does_not_count_adds_nothing_at_all():

@@ -71,7 +71,7 @@ class Way(NamedTuple):
             return cls._first(laid_out, tf.floor(depth) - _AFTER, dtype)
 
     @classmethod
-    def by_place(cls, rows: tf.Tensor, roundings: tf.Tensor, dtype: tf.DType) -> Way:
+    def cut_by_place(cls, rows: tf.Tensor, roundings: tf.Tensor, dtype: tf.DType) -> Way:
         """The way for so many rows, one term each, all but one of which neighbours have alike.
 
         The difference of their errors may be as many `roundings` of a row that is as long as the clip.
@@ -120,7 +120,7 @@ class Depth:
         if has_gpu():  # that equal pieces have equal errors was not tried there
             way = Way.of(examples, tf.maximum(np.sqrt(3) * (roundings / size - 3), parts), dtype)
         else:  # by public numbers alone
-            way = Way.by_place(examples, roundings * _SPARE, dtype)
+            way = Way.cut_by_place(examples, roundings * _SPARE, dtype)
         return cls(tf.maximum(rows, parts), parts, way)
 
 
